@@ -57,7 +57,7 @@ class BadRowCounter(DeadLetter):
 
     def record(self, source: str, rows: Sequence[BadRow], origins: Sequence[Span]) -> None:
         """Count bad rows; see `DeadLetter.record`."""
-        self.note(rows, origins)
+        self.count_reasons(rows, origins)
 
     def count(self, good: int, bad: int) -> None:
         """Add to the counts of good and bad rows.

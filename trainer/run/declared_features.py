@@ -18,7 +18,7 @@ from ..features.features import Features
 from ..features.stream_rows import BatchTransform, WindowDrift
 from ..graph.denominators import name_of
 from ..graph.roles import labels_of
-from ..storage.fetch import fetched_snapshot
+from ..storage.fetch import local_snapshot
 from ..streams import Sharing, Stream
 from .call import make_callbacks, published_folders, snapshot_folders
 
@@ -39,7 +39,7 @@ def restore(trainer: TrainerBase, resume: str | Path | None, callbacks: Any) -> 
         return None
     called = make_callbacks(callbacks)[0]
     run_dir = trainer.run_dir
-    resume = fetched_snapshot(resume, trainer.group, run_dir, lambda: published_folders(run_dir, called))
+    resume = local_snapshot(resume, trainer.group, run_dir, lambda: published_folders(run_dir, called))
     if trainer.features is not None and resume is not None:
         state = trainer.saver.part_to_resume(resume, "features", snapshot_folders(run_dir, called))
         if state is not None:

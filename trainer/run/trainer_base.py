@@ -19,7 +19,7 @@ from ..metrics.calibration_map import CalibrationMap
 from ..metrics.registry import metrics_of_task
 from ..mindspore_internals.cell_structure import children_of, parameters_of
 from ..state import StopReason
-from ..storage.fetch import fetched_snapshot
+from ..storage.fetch import local_snapshot
 from . import loop
 from .monitors import produced_metrics
 from .trained_network import TrainedNetwork
@@ -146,7 +146,7 @@ class TrainerBase(TrainedNetwork):
         if self.builder.step is None and self.optimizer is not None:  # the snapshot also restores the step's counters
             self.builder.train_step(self.step_options)
         with self.group.inside("load"):
-            path = fetched_snapshot(path, self.group) or path
+            path = local_snapshot(path, self.group) or path
             snapshot = self.saver.load(path, strict=strict, weights_only=weights_only, averaged=averaged)
         if snapshot is not None and not weights_only:
             loop.restored(self, snapshot.path)
@@ -175,7 +175,7 @@ class TrainerBase(TrainedNetwork):
         """
         from .initial_state import init_from
 
-        path = fetched_snapshot(path, self.group) or path
+        path = local_snapshot(path, self.group) or path
         init_from(self.snapshot_content(), self.features, path, parameter_map, strict=strict)
 
     def rollback(self) -> None:

@@ -12,7 +12,7 @@ from ..checkpoint import durable, manifest
 from ..errors import CheckpointError, CheckpointNotFoundError
 from ..storage.fetch import PUBLISHED, fetch_part, scratch_folder
 from ..storage.location import Location, is_url
-from ..storage.mirror_pass import named_in, read_manifest
+from ..storage.mirror_pass import part_names_in, read_manifest
 from .published import CURRENT, PINS, is_published_folder, remove
 
 
@@ -25,7 +25,7 @@ class MirroredVersions:
         self._pulled_pointers: tuple[bytes, bytes | None] | None = None
 
     def __str__(self) -> str:
-        return self._source.shown("")
+        return self._source.display_url("")
 
     def pull(self) -> None:
         """Update the copy to the mirror's state; a CheckpointError leaves it as it was."""
@@ -76,11 +76,11 @@ class MirroredVersions:
 
     def _fetch(self, current: bytes, pins: bytes | None) -> set[str]:
         """Download the folders that the pointers need; return their names."""
-        manifest.unseal(self._source.shown(CURRENT), "current", current)
-        needed, pending = named_in(current), set()
+        manifest.unseal(self._source.display_url(CURRENT), "current", current)
+        needed, pending = part_names_in(current), set()
         if pins is not None:
-            manifest.unseal(self._source.shown(PINS), "pins", pins)
-            pending = named_in(pins)
+            manifest.unseal(self._source.display_url(PINS), "pins", pins)
+            pending = part_names_in(pins)
         for name in sorted(needed):
             fetch_part(self._source, name, self.folder)
         while pending:  # pinned versions, and everything that they build on

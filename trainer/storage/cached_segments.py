@@ -35,15 +35,15 @@ class CachedSegments:
         if location.entry() is not None:
             location, self.single = location.parent()
         self.location = location
-        self._copies = tempfile.TemporaryDirectory(prefix="trainer-segments-", ignore_cleanup_errors=True)
-        self.folder = Path(self._copies.name)
-        self._listed: dict[str, Entry] = {}  # files in the last listing
+        self._temporary_folder = tempfile.TemporaryDirectory(prefix="trainer-segments-", ignore_cleanup_errors=True)
+        self.folder = Path(self._temporary_folder.name)
+        self._listing: dict[str, Entry] = {}  # files in the last listing
         self._copied: dict[str, Entry] = {}  # entries of the copied files when they were copied
 
-    def look(self) -> dict[str, bool]:
+    def list_files(self) -> dict[str, bool]:
         """List the folder; return whether each name is a file (in a store, always True)."""
-        self._listed = self.location.files(below=False)
-        return dict.fromkeys(self._listed, True)
+        self._listing = self.location.files(recursive=False)
+        return dict.fromkeys(self._listing, True)
 
     def fetch(self, name: str) -> None:
         """Update the copies of a segment and its checksum file to the last listing.
@@ -53,31 +53,31 @@ class CachedSegments:
         Raises:
             OSError: the store or the local disk failed temporarily.
         """
-        if name not in self._listed and name not in self._copied:  # a resumed run may fetch before the first listing
-            self.look()
+        if name not in self._listing and name not in self._copied:  # a resumed run may fetch before the first listing
+            self.list_files()
         for file in (name + CHECKSUM_SUFFIX, name):
-            listed = self._listed.get(file)
+            listed = self._listing.get(file)
             if listed is None or self._copied.get(file) == listed:
                 continue
-            aside = durable.temporary_name(self.folder / file, "tmp")
+            temporary = durable.temporary_name(self.folder / file, "tmp")
             try:
-                self.location.download(file, aside)
-                os.replace(aside, self.folder / file)
+                self.location.download(file, temporary)
+                os.replace(temporary, self.folder / file)
             except FileNotFoundError:
                 continue
             finally:
-                aside.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
             self._copied[file] = listed
 
     def size(self, name: str) -> int:
         """Return a segment's listed size in bytes."""
-        return self._listed[name].size if name in self._listed else (self.folder / name).stat().st_size
+        return self._listing[name].size if name in self._listing else (self.folder / name).stat().st_size
 
-    def listed(self, name: str) -> Entry | None:
+    def entry_of(self, name: str) -> Entry | None:
         """Return a segment's entry in the last listing, or None."""
-        return self._listed.get(name)
+        return self._listing.get(name)
 
-    def forget(self, name: str) -> None:
+    def evict(self, name: str) -> None:
         """Remove the copy of a segment."""
         for file in (name, name + CHECKSUM_SUFFIX):
             self._copied.pop(file, None)
@@ -85,10 +85,10 @@ class CachedSegments:
 
     def close(self) -> None:
         """Remove all copies."""
-        self._copies.cleanup()
+        self._temporary_folder.cleanup()
 
 
-_fetched: dict[str, tuple[dict[str, Entry], Path]] = {}  # URL -> (listing, local path) of its newest download
+_downloads: dict[str, tuple[dict[str, Entry], Path]] = {}  # URL -> (listing, local path) of its newest download
 
 
 def local_files(path: str | Path) -> Path:
@@ -100,20 +100,20 @@ def local_files(path: str | Path) -> Path:
     if not is_url(path):
         return Path(path)
     location, url = Location(str(path)), str(path)
-    shown = location.shown("")
+    url_in_messages = location.display_url("")
     try:
-        single = location.entry()
-        listed = {"": single} if single is not None else location.files(below=False)
+        single_file = location.entry()
+        listed = {"": single_file} if single_file is not None else location.files(recursive=False)
         listed = {name: entry for name, entry in listed.items() if not name.startswith((".", "_"))}
         if not listed:
-            raise DataError(f"{shown}: there is no such file or folder")
-        if url in _fetched and _fetched[url][0] == listed:
-            return _fetched[url][1]
+            raise DataError(f"{url_in_messages}: there is no such file or folder")
+        if url in _downloads and _downloads[url][0] == listed:
+            return _downloads[url][1]
         folder = scratch_folder("data")
-        logger.info("copying %s: %.1f MB", shown, sum(entry.size for entry in listed.values()) / 1e6)
+        logger.info("copying %s: %.1f MB", url_in_messages, sum(entry.size for entry in listed.values()) / 1e6)
         for name in listed:
-            location.download(name, folder / (name or PurePosixPath(shown).name))
+            location.download(name, folder / (name or PurePosixPath(url_in_messages).name))
     except OSError as error:
-        raise DataError(f"{shown} cannot be read: {error}") from error
-    _fetched[url] = (listed, folder if single is None else folder / PurePosixPath(shown).name)
-    return _fetched[url][1]
+        raise DataError(f"{url_in_messages} cannot be read: {error}") from error
+    _downloads[url] = (listed, folder if single_file is None else folder / PurePosixPath(url_in_messages).name)
+    return _downloads[url][1]

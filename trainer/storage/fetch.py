@@ -21,14 +21,14 @@ from ..errors import (
     did_you_mean,
 )
 from .location import Location, is_url
-from .mirror import RECORD, parsed_record
-from .mirror_pass import PART_NAME, holds, named_in, read_manifest
+from .mirror import RECORD, parse_record
+from .mirror_pass import PART_NAME, has_content, part_names_in, read_manifest
 
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS, PUBLISHED = "checkpoints", "published"
 _CURRENT, _PINS = "current.json", "pins.json"
-_FETCHED_LAST = (RECORD, _CURRENT, _PINS)  # written after everything that they refer to
+_WRITTEN_LAST = (RECORD, _CURRENT, _PINS)  # written after everything that they refer to
 _scratch: list[tempfile.TemporaryDirectory[str]] = []  # keeps the folders until the process ends
 
 
@@ -49,27 +49,27 @@ def fetch_part(source: Location, name: str, into: Path) -> Path:
     """
     final = into / name
     content, _, files = _manifest(source, name)
-    if holds(final / MANIFEST, content):
+    if has_content(final / MANIFEST, content):
         return final
     into.mkdir(parents=True, exist_ok=True)
-    aside = durable.temporary_name(final, "tmp")
-    aside.mkdir()
+    temporary = durable.temporary_name(final, "tmp")
+    temporary.mkdir()
     try:
         for file, sums in files.items():
             try:
-                received = source.download(f"{name}/{file}", aside / file)
+                received = source.download(f"{name}/{file}", temporary / file)
             except FileNotFoundError:
-                raise CheckpointDamagedError(f"{source.shown(name)}/{file} is missing") from None
+                raise CheckpointDamagedError(f"{source.display_url(name)}/{file} is missing") from None
             if received != sums:
-                raise CheckpointDamagedError(f"{source.shown(name)}/{file} does not match its checksum")
-        durable.write_file(aside / MANIFEST, [content])
-        durable.sync_folder(aside)
+                raise CheckpointDamagedError(f"{source.display_url(name)}/{file} does not match its checksum")
+        durable.write_file(temporary / MANIFEST, [content])
+        durable.sync_folder(temporary)
         if os.path.lexists(final):
             catalog.delete(final)  # a different part with the same name
-        os.rename(aside, final)
+        os.rename(temporary, final)
         durable.sync_folder(into)
     except BaseException:
-        catalog.delete(aside)
+        catalog.delete(temporary)
         raise
     return final
 
@@ -81,9 +81,9 @@ def _manifest(source: Location, name: str) -> tuple[bytes, dict[str, Any], FileS
         body = read_manifest(content)[1]
         return content, body, manifest.files_of(body)
     except FileNotFoundError:
-        raise CheckpointNotFoundError(f"there is no {source.shown(name)}, or it is incomplete") from None
+        raise CheckpointNotFoundError(f"there is no {source.display_url(name)}, or it is incomplete") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CheckpointDamagedError(f"{source.shown(name)}/{MANIFEST} is damaged: {error}") from None
+        raise CheckpointDamagedError(f"{source.display_url(name)}/{MANIFEST} is damaged: {error}") from None
 
 
 def fetch_snapshot(source: Location, into: Path) -> Path:
@@ -99,39 +99,39 @@ def fetch_snapshot(source: Location, into: Path) -> Path:
         CheckpointDamagedError: the snapshot that `source` names is damaged, or all snapshots are.
         OSError: the store or the local disk failed.
     """
-    root, wanted = _snapshots_in(source)
+    root, wanted = _locate_snapshot(source)
     if wanted is not None:
         return _fetch_chain(root, wanted, into)
-    troubles = []
-    for _, name in sorted(_steps(root), reverse=True):
+    problems = []
+    for _, name in sorted(_snapshots(root), reverse=True):
         try:
             return _fetch_chain(root, name, into)
         except (CheckpointDamagedError, CheckpointNotFoundError) as error:
-            logger.warning("snapshot %s is skipped: %s", root.shown(name), error)
-            troubles.append(str(error))
-    if troubles:
-        raise CheckpointDamagedError(f"no snapshot in {root.shown('')} is sound: {'; '.join(troubles)}")
-    raise CheckpointNotFoundError(f"there is no snapshot in {source.shown('')}")
+            logger.warning("snapshot %s is skipped: %s", root.display_url(name), error)
+            problems.append(str(error))
+    if problems:
+        raise CheckpointDamagedError(f"no snapshot in {root.display_url('')} is sound: {'; '.join(problems)}")
+    raise CheckpointNotFoundError(f"there is no snapshot in {source.display_url('')}")
 
 
-def _snapshots_in(source: Location) -> tuple[Location, str | None]:
+def _locate_snapshot(source: Location) -> tuple[Location, str | None]:
     """Return the folder of snapshots, and the name of the snapshot if `source` is one."""
     parent, last = source.parent()
     if PART_NAME.fullmatch(last):
         return parent, last
     if last in catalog.POINTERS:
         try:
-            names = named_in(parent.read(last))
+            names = part_names_in(parent.read(last))
         except FileNotFoundError:
-            raise CheckpointNotFoundError(f"there is no {source.shown('')}") from None
+            raise CheckpointNotFoundError(f"there is no {source.display_url('')}") from None
         if len(names) != 1:
-            raise CheckpointDamagedError(f"the pointer {source.shown('')} does not hold the name of a snapshot")
+            raise CheckpointDamagedError(f"the pointer {source.display_url('')} does not hold the name of a snapshot")
         return parent, names.pop()
-    inner = source.child(CHECKPOINTS)
-    return (inner, None) if inner.exists() else (source, None)
+    snapshots = source.child(CHECKPOINTS)
+    return (snapshots, None) if snapshots.exists() else (source, None)
 
 
-def _steps(root: Location) -> list[tuple[int, str]]:
+def _snapshots(root: Location) -> list[tuple[int, str]]:
     """Return (sequence number, name) of each snapshot that has a manifest."""
     steps = []
     for name in root.files():
@@ -140,7 +140,7 @@ def _steps(root: Location) -> list[tuple[int, str]]:
             try:
                 steps.append((manifest.count(read_manifest(root.read(name))[1]["sequence"]), path.parts[0]))
             except (FileNotFoundError, ValueError, TypeError, KeyError) as error:
-                logger.warning("snapshot %s is skipped: %s", root.shown(path.parts[0]), error)
+                logger.warning("snapshot %s is skipped: %s", root.display_url(path.parts[0]), error)
     return steps
 
 
@@ -149,7 +149,7 @@ def _fetch_chain(root: Location, name: str, into: Path) -> Path:
     while (base := _manifest(root, names[-1])[1].get("base")) is not None:  # follow the bases to a full snapshot
         names.append(manifest.named(PART_NAME, base["name"]))
         if names[-1] in names[:-1]:
-            raise CheckpointDamagedError(f"{root.shown(name)} builds on itself")
+            raise CheckpointDamagedError(f"{root.display_url(name)} builds on itself")
     for part in reversed(names):
         fetch_part(root, part, into)
     return into / name
@@ -169,46 +169,46 @@ def fetch_run(url: str, run_dir: Path) -> Path:
     source = Location(url)
     record = mirrored_run(source)
     if (run_dir / RECORD).is_file():
-        if _is_copy(run_dir, record):
+        if _is_copy_of(run_dir, record):
             logger.info("%s was already downloaded to %s; the run continues from there", url, run_dir)
             return run_dir
         raise ConfigurationError(f"{run_dir} holds another run than {url}; move it away, or give another run_dir")
     if run_dir.is_dir() and any(run_dir.iterdir()):
         raise ConfigurationError(f"{run_dir} is not empty and is not a copy of {url}; move it away")
     run_dir.parent.mkdir(parents=True, exist_ok=True)
-    aside = durable.temporary_name(run_dir, "tmp")
-    aside.mkdir()
+    temporary = durable.temporary_name(run_dir, "tmp")
+    temporary.mkdir()
     try:
-        _fetch_into(source, record, aside)
-        os.rename(aside, run_dir)  # also replaces an empty folder
+        _fetch_into(source, record, temporary)
+        os.rename(temporary, run_dir)  # also replaces an empty folder
         durable.sync_folder(run_dir.parent)
     except Exception:
-        if _is_copy(run_dir, record):
+        if _is_copy_of(run_dir, record):
             return run_dir  # another process of this job was faster
         raise
     finally:
-        catalog.delete(aside)
+        catalog.delete(temporary)
     logger.info("fetched %s to %s", url, run_dir)
     return run_dir
 
 
-def _is_copy(run_dir: Path, record: dict[str, Any]) -> bool:
-    own = run_dir / RECORD
-    return own.is_file() and json.loads(own.read_text("utf-8")).get("run") == record["run"]
+def _is_copy_of(run_dir: Path, record: dict[str, Any]) -> bool:
+    path = run_dir / RECORD
+    return path.is_file() and json.loads(path.read_text("utf-8")).get("run") == record["run"]
 
 
 def _fetch_into(source: Location, record: dict[str, Any], folder: Path) -> None:
-    for name in source.files(below=False):
-        if name not in _FETCHED_LAST:
+    for name in source.files(recursive=False):
+        if name not in _WRITTEN_LAST:
             source.download(name, folder / name)
     snapshots = source.child(CHECKPOINTS)
-    present = {name for _, name in _steps(snapshots)}
-    if present:
+    names = {name for _, name in _snapshots(snapshots)}
+    if names:
         fetch_snapshot(source, folder / CHECKPOINTS)
         fetch_pointers(snapshots, folder / CHECKPOINTS, catalog.POINTERS)
     # Record the parts that were not downloaded, so that the mirror does not remove them as deleted locally.
-    left = {name for name in _parts_in(source) if not (folder / name).is_dir()}
-    durable.write_file(folder / RECORD, [_with_spared(record, left.union(record.get("spared", ())))])
+    not_fetched = {name for name in _parts_in(source) if not (folder / name).is_dir()}
+    durable.write_file(folder / RECORD, [_encode_record(record, not_fetched.union(record.get("spared", ())))])
 
 
 def _parts_in(folder: Location) -> set[str]:
@@ -217,7 +217,7 @@ def _parts_in(folder: Location) -> set[str]:
     return {name for name in names if PART_NAME.fullmatch(name.rpartition("/")[2])}
 
 
-def _with_spared(record: dict[str, Any], spared: Iterable[str]) -> bytes:
+def _encode_record(record: dict[str, Any], spared: Iterable[str]) -> bytes:
     return (json.dumps({**record, "spared": sorted(spared)}, indent=1) + "\n").encode()
 
 
@@ -236,19 +236,19 @@ def fetch_published(source: Location, run_dir: Path, roots: Iterable[Path]) -> N
     for root in map(durable.resolved, roots):
         if (root / _CURRENT).exists():
             continue
-        name = root.relative_to(run_dir).as_posix() if root.is_relative_to(run_dir) else PUBLISHED
-        published = source.child(name)
+        prefix = root.relative_to(run_dir).as_posix() if root.is_relative_to(run_dir) else PUBLISHED
+        published = source.child(prefix)
         parts = {part for part in _parts_in(published) if "/" not in part and not part.startswith("step_")}
         fetched = set()
         for part in sorted(parts):
             try:
                 fetch_part(published, part, root)
-                fetched.add(f"{name}/{part}")
+                fetched.add(f"{prefix}/{part}")
             except (CheckpointDamagedError, CheckpointNotFoundError) as error:
-                logger.warning("%s is left in the mirror: %s", published.shown(part), error)
+                logger.warning("%s is left in the mirror: %s", published.display_url(part), error)
         record = json.loads((run_dir / RECORD).read_text("utf-8"))
-        left = set(record.get("spared", ())) - fetched  # the mirror may again remove parts that are removed locally
-        durable.replace_file(run_dir / RECORD, _with_spared(record, left))
+        spared = set(record.get("spared", ())) - fetched  # the mirror may again remove parts that are removed locally
+        durable.replace_file(run_dir / RECORD, _encode_record(record, spared))
         for pointer in (_PINS, _CURRENT):  # current.json last, because it marks the copy as complete
             if published.entry(pointer) is not None:
                 root.mkdir(parents=True, exist_ok=True)
@@ -258,11 +258,12 @@ def fetch_published(source: Location, run_dir: Path, roots: Iterable[Path]) -> N
 def mirrored_run(source: Location) -> dict[str, Any]:
     """Return the record of a mirrored run; raise ConfigurationError if there is none."""
     try:
-        return parsed_record(source.read(RECORD), source.shown(RECORD))
+        return parse_record(source.read(RECORD), source.display_url(RECORD))
     except FileNotFoundError:
-        beside = sorted({name.partition("/")[0] for name in source.parent()[0].files() if name.endswith(f"/{RECORD}")})
-        hint = did_you_mean(source.parent()[1], beside)
-        raise ConfigurationError(f"{source.shown('')} holds no mirrored run: it has no {RECORD}{hint}") from None
+        folder, name = source.parent()
+        runs = sorted({file.partition("/")[0] for file in folder.files() if file.endswith(f"/{RECORD}")})
+        hint = did_you_mean(name, runs)
+        raise ConfigurationError(f"{source.display_url('')} holds no mirrored run: it has no {RECORD}{hint}") from None
 
 
 def fetch_pointers(source: Location, into: Path, names: Iterable[str]) -> None:
@@ -273,16 +274,16 @@ def fetch_pointers(source: Location, into: Path, names: Iterable[str]) -> None:
         except FileNotFoundError:
             continue
         try:
-            for name in sorted(named_in(content)):
+            for name in sorted(part_names_in(content)):
                 _fetch_chain(source, name, into)
         except (CheckpointDamagedError, CheckpointNotFoundError) as error:
-            logger.warning("the pointer %s is skipped: %s", source.shown(pointer), error)
+            logger.warning("the pointer %s is skipped: %s", source.display_url(pointer), error)
             continue
         into.mkdir(parents=True, exist_ok=True)
         durable.replace_file(into / pointer, content)
 
 
-def fetched_snapshot(
+def local_snapshot(
     path: Path | str | None, group: Group, run_dir: Path | None = None, published: Callable[[], Iterable[Path]] = list
 ) -> Path | str | None:
     """Return the local path of the snapshot to restore, after downloading a URL.
@@ -297,18 +298,18 @@ def fetched_snapshot(
     """
     if not is_url(path):
         return path
-    return Path(group.from_main(lambda: str(_fetched(str(path), run_dir, published))))
+    return Path(group.from_main(lambda: str(_fetch_url(str(path), run_dir, published))))
 
 
-def _fetched(url: str, run_dir: Path | None, published: Callable[[], Iterable[Path]]) -> Path:
+def _fetch_url(url: str, run_dir: Path | None, published: Callable[[], Iterable[Path]]) -> Path:
     source = Location(url)
     try:
         path = None
         if run_dir is not None and source.entry(RECORD) is not None:
             if not (run_dir.is_dir() and any(run_dir.iterdir())):
                 path = fetch_run(url, run_dir)
-            if _is_copy(run_dir, mirrored_run(source)):
+            if _is_copy_of(run_dir, mirrored_run(source)):
                 fetch_published(source, run_dir, published())
         return path or fetch_snapshot(source, scratch_folder("snapshot"))
     except OSError as error:
-        raise CheckpointError(f"cannot fetch {source.shown('')}: {error}") from error
+        raise CheckpointError(f"cannot fetch {source.display_url('')}: {error}") from error

@@ -30,10 +30,10 @@ logger = logging.getLogger(__name__)
 SCHEMES = ("s3", "gs", "abfs", "abfss", "hdfs", "file")
 _ALIASES = ("gcs", "viewfs", "hf")
 _URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://(.*)", re.DOTALL)
-_WITH_BUCKET = ("s3", "gs", "gcs")
+_BUCKET_SCHEMES = ("s3", "gs", "gcs")
 _BLOCK = 1 << 20
-_OLDEST = 18  # minimum version of PyArrow
-_PASSING = re.compile(r"NETWORK|SLOW_DOWN|INTERNAL_FAILURE|SERVICE_UNAVAILABLE|[Tt]imed? ?out")  # temporary errors
+_MIN_PYARROW = 18  # minimum version of PyArrow
+_TEMPORARY_ERRORS = re.compile(r"NETWORK|SLOW_DOWN|INTERNAL_FAILURE|SERVICE_UNAVAILABLE|[Tt]imed? ?out")
 
 
 def is_url(value: object) -> bool:
@@ -69,65 +69,66 @@ class Location:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        self._system, self._path = _file_system(url)
+        self._filesystem, self._path = _open_filesystem(url)
         # Unlike file systems, object stores have no folders and show a file only once it is complete.
-        self._has_folders = self._system.type_name not in ("s3", "gcs", "abfs")
-        _check_bucket(self.url, self._system, self._path)
+        self._has_folders = self._filesystem.type_name not in ("s3", "gcs", "abfs")
+        _check_bucket(self.url, self._filesystem, self._path)
 
     def child(self, name: str) -> Location:
         """Return the subfolder `name`."""
-        return self._moved(f"{self.shown('')}/{name}", self._full(name))
+        return self._at_path(f"{self.display_url('')}/{name}", self._full_path(name))
 
     def parent(self) -> tuple[Location, str]:
         """Return the parent folder and this folder's name; the name of a bucket is ""."""
         above, _, name = self._path.rpartition("/")
         if not above:
             return self, ""
-        return self._moved(self.shown("")[: -len(name) - 1], above), name
+        return self._at_path(self.display_url("")[: -len(name) - 1], above), name
 
-    def _moved(self, url: str, path: str) -> Location:
+    def _at_path(self, url: str, path: str) -> Location:
         """Return another folder of this store; `url` must have no query."""
         moved = copy.copy(self)
         moved.url, moved._path = url + "".join(self.url.partition("?")[1:]), path
         return moved
 
-    def _full(self, name: str) -> str:
+    def _full_path(self, name: str) -> str:
         return f"{self._path}/{name}" if name else self._path
 
-    def shown(self, name: str) -> str:
+    def display_url(self, name: str) -> str:
         """Return the URL of a file, for messages."""
         return self.url.partition("?")[0] + (f"/{name}" if name else "")
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    def files(self, *, below: bool = True) -> dict[str, Entry]:
-        """List the files, recursively if `below`; empty if the folder does not exist."""
+    def files(self, *, recursive: bool = True) -> dict[str, Entry]:
+        """List the files, recursively if `recursive`; empty if the folder does not exist."""
         import pyarrow.fs as fs
 
-        with _plain_errors(self.url):
-            entries = self._system.get_file_info(fs.FileSelector(self._path, allow_not_found=True, recursive=below))
+        with _short_errors(self.url):
+            selector = fs.FileSelector(self._path, allow_not_found=True, recursive=recursive)
+            entries = self._filesystem.get_file_info(selector)
         start = len(self._path) + 1
         return {info.path[start:]: Entry(info.size, info.mtime_ns or 0) for info in entries if info.is_file}
 
     def entry(self, name: str = "") -> Entry | None:
         """Return a file's `Entry`, or None if it is absent; "" is the location itself."""
-        with _plain_errors(self.shown(name)):
-            info = self._system.get_file_info(self._full(name))
+        with _short_errors(self.display_url(name)):
+            info = self._filesystem.get_file_info(self._full_path(name))
         return Entry(info.size, info.mtime_ns or 0) if info.is_file else None
 
     def exists(self) -> bool:
         """Return whether this file or folder exists."""
-        with _plain_errors(self.url):
-            return bool(self._system.get_file_info(self._path).type.name != "NotFound")
+        with _short_errors(self.url):
+            return bool(self._filesystem.get_file_info(self._path).type.name != "NotFound")
 
     def open(self, name: str = "") -> Any:
         """Open a file for random-access reading; "" is the location itself."""
-        with _plain_errors(self.shown(name)):
-            return self._system.open_input_file(self._full(name))
+        with _short_errors(self.display_url(name)):
+            return self._filesystem.open_input_file(self._full_path(name))
 
     def read(self, name: str, limit: int = 1 << 26) -> bytes:
         """Return a file's content, at most `limit` bytes."""
-        with _plain_errors(self.shown(name)), self._system.open_input_stream(self._full(name)) as file:
+        with _short_errors(self.display_url(name)), self._filesystem.open_input_stream(self._full_path(name)) as file:
             return bytes(file.read(limit))
 
     def download(self, name: str, path: Path) -> tuple[int, int]:
@@ -135,7 +136,7 @@ class Location:
         return durable.write_file(path, self._blocks(name))
 
     def _blocks(self, name: str) -> Iterator[bytes]:
-        with _plain_errors(self.shown(name)), self._system.open_input_stream(self._full(name)) as file:
+        with _short_errors(self.display_url(name)), self._filesystem.open_input_stream(self._full_path(name)) as file:
             while block := file.read(_BLOCK):
                 yield block
 
@@ -152,29 +153,29 @@ class Location:
 
     def _send(self, name: str, blocks: Iterator[bytes]) -> tuple[int, int]:
         size = crc = 0
-        final = target = self._full(name)
-        with _plain_errors(self.shown(name)):
+        final = target = self._full_path(name)
+        with _short_errors(self.display_url(name)):
             if self._has_folders:
                 folder, _, last = final.rpartition("/")
-                self._system.create_dir(folder, recursive=True)
+                self._filesystem.create_dir(folder, recursive=True)
                 target = f"{folder}/.{last}.{uuid.uuid4().hex[:12]}.tmp"
-            with self._system.open_output_stream(target) as file:
+            with self._filesystem.open_output_stream(target) as file:
                 for block in blocks:
                     size, crc = size + len(block), zlib.crc32(block, crc)
                     file.write(block)
             if target != final:
-                self._system.move(target, final)
+                self._filesystem.move(target, final)
         return size, crc
 
     def delete(self, name: str) -> None:
         """Remove a file if it exists."""
-        with _plain_errors(self.shown(name)), contextlib.suppress(FileNotFoundError):
-            self._system.delete_file(self._full(name))
+        with _short_errors(self.display_url(name)), contextlib.suppress(FileNotFoundError):
+            self._filesystem.delete_file(self._full_path(name))
 
     def delete_folder(self, name: str) -> None:
         """Remove a folder with all its files if it exists."""
-        with _plain_errors(self.shown(name)), contextlib.suppress(FileNotFoundError):
-            self._system.delete_dir(self._full(name))
+        with _short_errors(self.display_url(name)), contextlib.suppress(FileNotFoundError):
+            self._filesystem.delete_dir(self._full_path(name))
 
     def __repr__(self) -> str:
         return f"Location({self.url!r})"
@@ -192,10 +193,10 @@ class RemoteFile:
         return self.location.open(self.name)
 
     def __str__(self) -> str:
-        return self.location.shown(self.name)
+        return self.location.display_url(self.name)
 
 
-def retried(action: Callable[[], Any], label: str, seconds: float = 60.0) -> Any:
+def with_retries(action: Callable[[], Any], label: str, seconds: float = 60.0) -> Any:
     """Return the result of `action`, retrying temporary store errors for `seconds`.
 
     Raises:
@@ -208,7 +209,7 @@ def retried(action: Callable[[], Any], label: str, seconds: float = 60.0) -> Any
         except FileNotFoundError:
             raise
         except OSError as error:
-            if not _PASSING.search(str(error)) or time.monotonic() + pause > deadline:
+            if not _TEMPORARY_ERRORS.search(str(error)) or time.monotonic() + pause > deadline:
                 raise
             logger.warning("retrying %s: %s", label, error)
             time.sleep(pause)
@@ -231,52 +232,52 @@ def url_problem(url: str) -> str | None:
     return None
 
 
-def _file_system(url: str) -> tuple[Any, str]:
-    wrong = url_problem(url)
-    if wrong is not None:
-        raise ConfigurationError(wrong)
+def _open_filesystem(url: str) -> tuple[Any, str]:
+    problem = url_problem(url)
+    if problem is not None:
+        raise ConfigurationError(problem)
     scheme, shown = url.partition(":")[0].lower(), mask_text(url)
     try:
         import pyarrow
         import pyarrow.fs as fs
     except ImportError:
         raise ConfigurationError(f"{shown} needs PyArrow: pip install 'mindspore-trainer[s3]'") from None
-    if int(pyarrow.__version__.partition(".")[0]) < _OLDEST:
+    if int(pyarrow.__version__.partition(".")[0]) < _MIN_PYARROW:
         raise ConfigurationError(
-            f"{shown} needs PyArrow {_OLDEST} or later; installed is {pyarrow.__version__}: "
+            f"{shown} needs PyArrow {_MIN_PYARROW} or later; installed is {pyarrow.__version__}: "
             "pip install 'mindspore-trainer[s3]'"
         )
     if scheme == "s3":  # write a small file with one request instead of three
         url += ("&" if "?" in url else "?") + "allow_delayed_open=true"
     try:
-        system, path = fs.FileSystem.from_uri(url)
+        filesystem, path = fs.FileSystem.from_uri(url)
     except ImportError as error:
         raise ConfigurationError(f"{shown} needs a package that is missing: {error}") from None
     except (pyarrow.ArrowException, ValueError, OSError) as error:
-        raise ConfigurationError(f"{shown} cannot be used: {_plain(error)}") from None
+        raise ConfigurationError(f"{shown} cannot be used: {_one_line(error)}") from None
     if not path.strip("/"):
-        kind = "bucket" if scheme in _WITH_BUCKET else "folder"
+        kind = "bucket" if scheme in _BUCKET_SCHEMES else "folder"
         raise ConfigurationError(f"{shown} names no {kind}; accepts for example {scheme}://{kind}/run")
-    return system, path.rstrip("/")
+    return filesystem, path.rstrip("/")
 
 
-def _check_bucket(url: str, system: Any, path: str) -> None:
+def _check_bucket(url: str, filesystem: Any, path: str) -> None:
     """Request the bucket once, to detect a bad configuration before a run starts."""
-    if system.type_name not in ("s3", "gcs"):
+    if filesystem.type_name not in ("s3", "gcs"):
         return
     bucket = path.partition("/")[0]
     try:
-        info = system.get_file_info(bucket)
+        info = filesystem.get_file_info(bucket)
     except OSError as error:
-        raise ConfigurationError(f"{url} cannot be used: {_plain(error)}") from None
+        raise ConfigurationError(f"{url} cannot be used: {_one_line(error)}") from None
     if info.type.name == "NotFound":
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-        where = f" at {mask_text(endpoint)}" if endpoint and system.type_name == "s3" else ""
+        where = f" at {mask_text(endpoint)}" if endpoint and filesystem.type_name == "s3" else ""
         raise ConfigurationError(f"{url}: there is no bucket {bucket!r}{where}; create it first, or correct the name")
 
 
 @contextlib.contextmanager
-def _plain_errors(url: str) -> Iterator[None]:
+def _short_errors(url: str) -> Iterator[None]:
     """Convert PyArrow errors to an OSError with a short message that names the URL."""
     import pyarrow
 
@@ -287,9 +288,9 @@ def _plain_errors(url: str) -> Iterator[None]:
             raise FileNotFoundError(2, "there is no such file", url) from None
         raise
     except (OSError, pyarrow.ArrowException) as error:
-        raise OSError(f"{mask_text(url)}: {_plain(error)}") from None
+        raise OSError(f"{mask_text(url)}: {_one_line(error)}") from None
 
 
-def _plain(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     """Return a store's error message as one line without credentials."""
     return mask_text(" ".join(str(error).split()))

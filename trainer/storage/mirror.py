@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RECORD = "mirror.json"
-_LONGEST_PAUSE = 60.0
+_MAX_PAUSE = 60.0
 
 
 class Mirror(Callback):
@@ -64,24 +64,24 @@ class Mirror(Callback):
 
     def __init__(self, url: str, every: float = 5.0, wait: float = 60.0) -> None:
         self._every = number("Mirror(every=...)", every, above=0, what="seconds")
-        self._wait = number("Mirror(wait=...)", wait, minimum=0, what="seconds")
+        self._max_wait = number("Mirror(wait=...)", wait, minimum=0, what="seconds")
         self.location = Location(url)
         self.problem: str | None = None
-        self._pass: MirrorPass | None = None
+        self._mirror_pass: MirrorPass | None = None
         self._thread: threading.Thread | None = None
-        self._wake, self._stop = threading.Event(), threading.Event()
-        self._running = threading.Lock()  # held during a pass
-        self._is_new = False  # whether this run created the mirror
+        self._wake_event, self._stop_event = threading.Event(), threading.Event()
+        self._pass_lock = threading.Lock()  # held during a pass
+        self._created_mirror = False  # whether this run created the mirror
 
     @property
     def lag(self) -> int:
         """Number of snapshots and versions that the mirror lacked at the last check."""
-        return 0 if self._pass is None else self._pass.lag
+        return 0 if self._mirror_pass is None else self._mirror_pass.lag
 
     @property
     def uploaded(self) -> int:
         """Number of uploaded snapshots and versions."""
-        return 0 if self._pass is None else self._pass.uploaded
+        return 0 if self._mirror_pass is None else self._mirror_pass.uploaded
 
     def setup(self, trainer: Trainer) -> None:
         """Claim the mirror for this run and start the thread."""
@@ -99,75 +99,75 @@ class Mirror(Callback):
                             f"{root}: put them inside {run_dir}"
                         )
                     folders[name] = durable.resolved(root)
-        self._is_new = not (run_dir / RECORD).is_file()
-        record = take_mirror(self.location, run_dir)
-        self._pass = MirrorPass(folders, self.location, record.get("spared", ()))
-        self._stop.clear()
-        self._thread = threading.Thread(target=self._follow, name="mirror", daemon=True)
+        self._created_mirror = not (run_dir / RECORD).is_file()
+        record = claim_mirror(self.location, run_dir)
+        self._mirror_pass = MirrorPass(folders, self.location, record.get("spared", ()))
+        self._stop_event.clear()
+        self._thread = threading.Thread(target=self._run_until_stopped, name="mirror", daemon=True)
         self._thread.start()
 
     def on_save_checkpoint(self, trainer: Trainer) -> None:
         """Wake the thread to copy the snapshot now."""
-        self._wake.set()
+        self._wake_event.set()
 
     def teardown(self, trainer: Trainer) -> None:
         """Complete the mirror within about `wait` seconds, then stop the thread."""
         thread, self._thread = self._thread, None
         if thread is not None:
-            self._stop.set()
-            self._wake.set()
+            self._stop_event.set()
+            self._wake_event.set()
             self.problem = None  # `catch_up` must retry even after an earlier failure
             self.catch_up()
-            thread.join(timeout=self._wait)
+            thread.join(timeout=self._max_wait)
 
     def catch_up(self) -> bool:
         """Copy missing data now; return whether the mirror is complete.
 
         Retries for `wait` seconds, or not at all if the previous pass failed.
         """
-        if self._pass is None:
+        if self._mirror_pass is None:
             return True
-        deadline, pause = time.monotonic() + (self._wait if self.problem is None else 0.0), 0.5
+        deadline, pause = time.monotonic() + (self._max_wait if self.problem is None else 0.0), 0.5
         while True:
-            if self._run_once():
+            if self._try_pass():
                 return True
-            left = deadline - time.monotonic()
-            if left <= 0:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
                 logger.error(
                     "%s lacks %d snapshots or versions (%s); the next start of this run uploads them",
                     self.location.url, self.lag, self.problem or "they were changing",
                 )  # fmt: skip
                 return False
-            time.sleep(min(pause, left))
+            time.sleep(min(pause, remaining))
             pause = min(2 * pause, 10.0)
 
-    def remove_started(self) -> None:
+    def remove_new_mirror(self) -> None:
         """Empty a mirror that this run created, if the run failed before its first step."""
-        if self._pass is not None and self._is_new:
-            self._pass.remove_started()
+        if self._mirror_pass is not None and self._created_mirror:
+            self._mirror_pass.remove_other_files()
             self.location.delete(RECORD)
-            (self._pass.folders[""] / RECORD).unlink(missing_ok=True)
-            self._pass = None
+            (self._mirror_pass.folders[""] / RECORD).unlink(missing_ok=True)
+            self._mirror_pass = None
 
-    def _follow(self) -> None:
+    def _run_until_stopped(self) -> None:
         pause = self._every
-        while not self._stop.is_set():
-            self._run_once(final=False)
-            pause = self._every if self.problem is None else min(2 * max(pause, 0.5), _LONGEST_PAUSE)
-            self._wake.wait(pause)
-            self._wake.clear()
+        while not self._stop_event.is_set():
+            self._try_pass(final=False)
+            pause = self._every if self.problem is None else min(2 * max(pause, 0.5), _MAX_PAUSE)
+            self._wake_event.wait(pause)
+            self._wake_event.clear()
 
-    def _run_once(self, *, final: bool = True) -> bool:
+    def _try_pass(self, *, final: bool = True) -> bool:
         """Do one pass; return whether the mirror is complete."""
-        assert self._pass is not None  # set by `setup`
-        with self._running:
+        assert self._mirror_pass is not None  # set by `setup`
+        with self._pass_lock:
             try:
-                complete = self._pass.run(final=final)
+                complete = self._mirror_pass.run(final=final)
             except Exception as error:  # training continues after any error
-                text = mask_text(str(error)) or repr(error)
+                problem = mask_text(str(error)) or repr(error)
                 if self.problem is None:
-                    logger.warning("the mirror is behind; copying will be retried: %s", text)
-                self.problem = text
+                    logger.warning("the mirror is behind; copying will be retried: %s", problem)
+                self.problem = problem
                 return False
             if self.problem is not None:
                 logger.info("the mirror %s has caught up", self.location.url)
@@ -175,16 +175,16 @@ class Mirror(Callback):
             return complete
 
 
-def take_mirror(location: Location, run_dir: Path) -> dict[str, Any]:
+def claim_mirror(location: Location, run_dir: Path) -> dict[str, Any]:
     """Claim a new mirror for a run, or check that the run owns it; return its record."""
     path = run_dir / RECORD
     try:
-        owner = parsed_record(location.read(RECORD), location.shown(RECORD))
+        owner = parse_record(location.read(RECORD), location.display_url(RECORD))
     except FileNotFoundError:
         owner = None
     except OSError as error:
         raise ConfigurationError(f"the mirror cannot be used: {error}") from None
-    own = parsed_record(path.read_bytes(), path) if path.is_file() else None
+    own = parse_record(path.read_bytes(), path) if path.is_file() else None
     if owner is not None and (own is None or own["run"] != owner["run"]):
         raise ConfigurationError(
             f"{location.url} is the mirror of another run ({owner.get('folder')} on {owner.get('host')}, started "
@@ -209,7 +209,7 @@ def take_mirror(location: Location, run_dir: Path) -> dict[str, Any]:
     return record
 
 
-def parsed_record(content: bytes, where: object) -> dict[str, Any]:
+def parse_record(content: bytes, where: object) -> dict[str, Any]:
     """Parse the record of a mirror; raise ConfigurationError if it is invalid."""
     try:
         record = json.loads(content)

@@ -25,8 +25,8 @@ from .location import Entry, Location
 logger = logging.getLogger(__name__)
 
 PART_NAME = re.compile(r"step_\d{8,18}|v_\d{8,18}|graph-[0-9a-f]{12}")
-_IN_POINTER = re.compile(rb"(?<![\w-])(?:step_\d{8,18}|v_\d{8,18}|graph-[0-9a-f]{12})(?![\w-])")
-_SMALL = 1 << 20  # limit in bytes: smaller files may be pointers, and the first pass always uploads them
+_PART_NAMES = re.compile(rb"(?<![\w-])(?:step_\d{8,18}|v_\d{8,18}|graph-[0-9a-f]{12})(?![\w-])")
+_SMALL_BYTES = 1 << 20  # limit in bytes: smaller files may be pointers, and the first pass always uploads them
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Scan:
 
     parts: dict[str, Part] = field(default_factory=dict)
     pointers: dict[str, bytes] = field(default_factory=dict)  # contents of the files
-    plain: dict[str, tuple[Path, int, int]] = field(default_factory=dict)  # other files: path, size, mtime in ns
+    other_files: dict[str, tuple[Path, int, int]] = field(default_factory=dict)  # other files: path, size, mtime in ns
 
 
 def scan(folders: Mapping[str, Path]) -> Scan:
@@ -57,18 +57,18 @@ def scan(folders: Mapping[str, Path]) -> Scan:
     result = Scan()
     for prefix, folder in folders.items():
         for path, names in _walk(folder):
-            base = PurePosixPath(prefix, path.relative_to(folder).as_posix())
-            _scan_folder(result, path, names, "" if base == PurePosixPath() else f"{base}/")
+            path_in_mirror = PurePosixPath(prefix, path.relative_to(folder).as_posix())
+            _scan_folder(result, path, names, "" if path_in_mirror == PurePosixPath() else f"{path_in_mirror}/")
     return result
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
     """Yield each folder that is not a part, with the visible names in it."""
-    for at, inner, files in os.walk(folder):
-        inner[:] = sorted(name for name in inner if not name.startswith("."))
-        names = [*inner, *sorted(name for name in files if not name.startswith(".") and not name.endswith(".tmp"))]
-        yield Path(at), names
-        inner[:] = [name for name in inner if not PART_NAME.fullmatch(name)]
+    for folder_path, subfolders, files in os.walk(folder):
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+        names = [*subfolders, *sorted(name for name in files if not name.startswith(".") and not name.endswith(".tmp"))]
+        yield Path(folder_path), names
+        subfolders[:] = [name for name in subfolders if not PART_NAME.fullmatch(name)]
 
 
 def _scan_folder(result: Scan, folder: Path, names: list[str], base: str) -> None:
@@ -79,10 +79,10 @@ def _scan_folder(result: Scan, folder: Path, names: list[str], base: str) -> Non
             if not path.is_file():
                 continue
             status = path.stat()
-            if has_parts and status.st_size < _SMALL:
+            if has_parts and status.st_size < _SMALL_BYTES:
                 result.pointers[base + name] = path.read_bytes()
             else:
-                result.plain[base + name] = (path, status.st_size, status.st_mtime_ns)
+                result.other_files[base + name] = (path, status.st_size, status.st_mtime_ns)
         except FileNotFoundError:
             continue
     listed: list[str] = []
@@ -114,9 +114,9 @@ def read_manifest(content: bytes) -> tuple[str, dict]:
     return kinds[0], document[kinds[0]]
 
 
-def named_in(pointer: bytes) -> set[str]:
+def part_names_in(pointer: bytes) -> set[str]:
     """Return the names of the parts that a pointer or manifest mentions."""
-    return {name.decode() for name in _IN_POINTER.findall(pointer)}
+    return {name.decode() for name in _PART_NAMES.findall(pointer)}
 
 
 class MirrorPass:
@@ -133,12 +133,12 @@ class MirrorPass:
     def __init__(self, folders: Mapping[str, Path], target: Location, spared: Iterable[str] = ()) -> None:
         self.folders, self.target, self._spared = dict(folders), target, set(spared)
         self.uploaded = self.lag = 0  # numbers of parts
-        self._known = False  # whether the store has been listed
+        self._is_listed = False  # whether the store has been listed
         self._manifests: dict[str, bytes] = {}  # manifests of the parts that are complete in the store
-        self._strays: set[str] = set()  # parts with files but no manifest in the store
+        self._incomplete: set[str] = set()  # parts with files but no manifest in the store
         self._pointers: dict[str, bytes] = {}  # contents of the pointers in the store
-        self._plain: dict[str, tuple[int, int]] = {}  # size and mtime of each plain file at its last upload
-        self._before: dict[str, Entry] = {}  # all files at the last listing
+        self._uploaded_files: dict[str, tuple[int, int]] = {}  # size and mtime of each plain file at its last upload
+        self._last_listing: dict[str, Entry] = {}  # all files at the last listing
 
     def run(self, *, final: bool = True) -> bool:
         """Do one pass; return whether the mirror has everything that was scanned.
@@ -153,28 +153,28 @@ class MirrorPass:
         scanned = scan(self.folders)
         self.lag = sum(self._manifests.get(name) != part.manifest for name, part in scanned.parts.items())
         try:
-            if not self._known:
+            if not self._is_listed:
                 self._list()
             complete = self._upload(scanned, final)
             self._remove(scanned)
             return complete
         except OSError:
-            self._known = False  # the request may have succeeded although its response was lost, so list again
+            self._is_listed = False  # the request may have succeeded although its response was lost, so list again
             raise
 
     def _list(self) -> None:
         files = self.target.files()
-        self._before = files
+        self._last_listing = files
         parts = {name.rpartition("/")[0] for name in files if PART_NAME.fullmatch(Path(name).parent.name)}
-        whole = {name for name in parts if f"{name}/{MANIFEST}" in files}
-        self._strays = parts - whole
+        complete = {name for name in parts if f"{name}/{MANIFEST}" in files}
+        self._incomplete = parts - complete
         self._manifests = {
-            name: self._manifests.get(name) or self.target.read(f"{name}/{MANIFEST}") for name in sorted(whole)
+            name: self._manifests.get(name) or self.target.read(f"{name}/{MANIFEST}") for name in sorted(complete)
         }
         roots = {name.rpartition("/")[0] for name in parts}
         pointers = [name for name in files if name.rpartition("/")[0] in roots]
-        self._pointers = {name: self.target.read(name) for name in pointers if files[name].size < _SMALL}
-        self._known = True
+        self._pointers = {name: self.target.read(name) for name in pointers if files[name].size < _SMALL_BYTES}
+        self._is_listed = True
 
     # -- uploading -----------------------------------------------------------------------------------------------
 
@@ -183,8 +183,8 @@ class MirrorPass:
         # Upload parts that a pointer names first: with the pointer, a run can already resume from them.
         complete = True
         manifests = {name: part.manifest for name, part in scanned.parts.items()}
-        for pointer, content in sorted(scanned.pointers.items(), key=lambda entry: -len(named_in(entry[1]))):
-            names = _named_beside(pointer, content)
+        for pointer, content in sorted(scanned.pointers.items(), key=lambda entry: -len(part_names_in(entry[1]))):
+            names = _part_paths_in(pointer, content)
             needed = _with_bases(names, manifests) & scanned.parts.keys()
             complete &= self._upload_parts([scanned.parts[name] for name in needed & missing])
             missing -= needed
@@ -196,10 +196,10 @@ class MirrorPass:
             else:
                 complete = False  # a part was removed meanwhile, so the next pass will find a newer pointer
         complete &= self._upload_parts([scanned.parts[name] for name in missing])
-        for name, (path, size, mtime_ns) in scanned.plain.items():
-            last = self._plain.get(name, (0, 0))[0]
-            if final or not _SMALL <= last < size < 1.1 * last:
-                self._upload_plain(name, path, size, mtime_ns)
+        for name, (path, size, mtime_ns) in scanned.other_files.items():
+            last = self._uploaded_files.get(name, (0, 0))[0]
+            if final or not _SMALL_BYTES <= last < size < 1.1 * last:
+                self._upload_file(name, path, size, mtime_ns)
         return complete
 
     def _upload_parts(self, parts: Iterable[Part]) -> bool:
@@ -211,38 +211,38 @@ class MirrorPass:
         if part.name in self._manifests:  # the store has a different part with this name: readers must not mix the two
             self.target.delete(f"{part.name}/{MANIFEST}")
             del self._manifests[part.name]
-        self._strays.add(part.name)
+        self._incomplete.add(part.name)
         for file, sums in part.files.items():
             try:
                 sent = self.target.upload(part.folder / file, f"{part.name}/{file}")
             except FileNotFoundError:
                 return False
             if sent != sums:
-                if holds(part.folder / MANIFEST, part.manifest):
+                if has_content(part.folder / MANIFEST, part.manifest):
                     logger.warning("%s is not mirrored: %s does not match its checksum", part.folder, file)
                 return False
         self.target.write(f"{part.name}/{MANIFEST}", part.manifest)
         self._manifests[part.name] = part.manifest
-        self._strays.discard(part.name)
+        self._incomplete.discard(part.name)
         self.uploaded += 1
         self.lag -= 1
         return True
 
-    def _upload_plain(self, name: str, path: Path, size: int, mtime_ns: int) -> None:
-        if self._plain.get(name) == (size, mtime_ns):
+    def _upload_file(self, name: str, path: Path, size: int, mtime_ns: int) -> None:
+        if self._uploaded_files.get(name) == (size, mtime_ns):
             return
         # After a restart, skip a large file if the store's file has the same size and is newer.
-        before = self._before.get(name) if name not in self._plain and size >= _SMALL else None
+        before = self._last_listing.get(name) if name not in self._uploaded_files and size >= _SMALL_BYTES else None
         if before is None or before.size != size or before.mtime_ns <= mtime_ns:
             try:
                 self.target.upload(path, name)
             except FileNotFoundError:
                 return
-        self._plain[name] = (size, mtime_ns)
+        self._uploaded_files[name] = (size, mtime_ns)
 
-    def remove_started(self) -> None:
+    def remove_other_files(self) -> None:
         """Remove the uploaded plain files; raise OSError as `run` does."""
-        for name in self._plain:
+        for name in self._uploaded_files:
             self.target.delete(name)
 
     # -- removing ------------------------------------------------------------------------------------------------
@@ -250,37 +250,37 @@ class MirrorPass:
     def _remove(self, scanned: Scan) -> None:
         """Remove parts that no longer exist locally, unless a pointer needs them."""
         roots = {name.rpartition("/")[0] for name in scanned.parts}
-        named = {name for pointer, content in self._pointers.items() for name in _named_beside(pointer, content)}
+        needed = {name for pointer, content in self._pointers.items() for name in _part_paths_in(pointer, content)}
         # Follow the bases of snapshots only: the pointer of a version names everything that the version needs.
-        snapshots = {name: own for name, own in self._manifests.items() if Path(name).name.startswith("step_")}
-        kept = self._spared | scanned.parts.keys() | _with_bases(named, snapshots)
-        for name in sorted((self._manifests.keys() | self._strays) - kept, reverse=True):
+        snapshots = {name: content for name, content in self._manifests.items() if Path(name).name.startswith("step_")}
+        kept = self._spared | scanned.parts.keys() | _with_bases(needed, snapshots)
+        for name in sorted((self._manifests.keys() | self._incomplete) - kept, reverse=True):
             if name.rpartition("/")[0] not in roots:
                 continue  # no part is left locally, so the folder was probably lost rather than pruned
             self.target.delete(f"{name}/{MANIFEST}")
             self.target.delete_folder(name)
             self._manifests.pop(name, None)
-            self._strays.discard(name)
+            self._incomplete.discard(name)
 
 
-def _named_beside(name: str, content: bytes) -> set[str]:
+def _part_paths_in(name: str, content: bytes) -> set[str]:
     """Return the paths of the parts that `content` mentions, in the folder of `name`."""
-    return {name[: name.rfind("/") + 1] + other for other in named_in(content)}
+    return {name[: name.rfind("/") + 1] + other for other in part_names_in(content)}
 
 
 def _with_bases(names: Iterable[str], manifests: Mapping[str, bytes]) -> set[str]:
     """Return `names` and all parts that they build on according to `manifests`."""
-    closed: set[str] = set()
-    open_names = list(names)
-    while open_names:
-        name = open_names.pop()
-        if name not in closed:
-            closed.add(name)
-            open_names += _named_beside(name, manifests.get(name, b""))
-    return closed
+    result: set[str] = set()
+    pending = list(names)
+    while pending:
+        name = pending.pop()
+        if name not in result:
+            result.add(name)
+            pending += _part_paths_in(name, manifests.get(name, b""))
+    return result
 
 
-def holds(path: Path, content: bytes) -> bool:
+def has_content(path: Path, content: bytes) -> bool:
     """Return whether a local file has the given content."""
     try:
         return durable.read_bytes(path) == content

@@ -73,10 +73,9 @@ class Stream:
     def deal(self, rank: int, world: int) -> None:
         """Read only the partitions of one rank; called before the first read.
 
-        Calling it again with the same arguments, for another training run on the stream, has no effect.
-
         The assignment depends only on partition names, so exactly one rank reads each partition, including partitions
-        added later. Afterwards `seek` still receives the position of all partitions, and uses those of this rank.
+        added later. A second call with the same arguments, for another training run on the stream, has no effect.
+        `seek` receives the positions of all partitions, and uses those of this rank.
 
         Args:
             rank: index of this process.
@@ -168,13 +167,13 @@ class BufferedStream(Stream):
             self._go_back()
             self._fetch_failed = False
         while not self._ready and not self._closed:
-            left = deadline - monotonic()
+            remaining = deadline - monotonic()
             try:
-                self._fetch(max_rows, max(0.0, left))
+                self._fetch(max_rows, max(0.0, remaining))
             except BaseException:
                 self._fetch_failed = True
                 raise
-            if not self._ready and (left <= 0 or self.exhausted):
+            if not self._ready and (remaining <= 0 or self.exhausted):
                 return None
         if self._closed:
             return None

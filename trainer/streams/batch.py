@@ -2,7 +2,7 @@
 
 A *partition* is one ordered source: a topic's partition, a Redis key, or a folder of files. An *offset* identifies a
 message in its partition; it is an int, or a string for sources with string ids. A *row* is an index within the message,
-counted from 0; bad rows are counted, too. So ``(partition, offset, row)`` identifies a row permanently.
+counted from 0 and including bad rows. So ``(partition, offset, row)`` identifies a row permanently.
 
 A *position* is a JSON object ``{partition: [offset, row]}`` with the next row to read of each partition (see `Cursor`).
 Keys that start with ``@`` hold further state of the stream; the functions here leave them unchanged.
@@ -108,8 +108,8 @@ class Batch:
     def keep(self, mask: np.ndarray) -> Batch:
         """Return the rows where `mask`, bool [rows], is True.
 
-        The position after the last kept row of a message skips the dropped rows behind it: it is the start of the next
-        message if the batch contains the end of this one.
+        If the batch contains the end of a message, the position after the last kept row of that message is the start of
+        the next message, so that a resume does not read the dropped rows again.
         """
         spans: list[Span] = []
         start = 0
@@ -199,7 +199,7 @@ def cursors_of(stream: object, position: Position, known: Collection[str]) -> di
     return {name: Cursor.of(value) for name, value in position.items() if not name.startswith("@")}
 
 
-_INTERCHANGE = ("__arrow_c_stream__", "__arrow_c_array__", "__dataframe__")
+_INTERFACE_METHODS = ("__arrow_c_stream__", "__arrow_c_array__", "__dataframe__")
 
 
 def is_frame(data: Any) -> bool:
@@ -208,15 +208,10 @@ def is_frame(data: Any) -> bool:
     Frames of other libraries, such as polars, are recognised by the methods of the Arrow PyCapsule interface or of the
     dataframe interchange protocol.
     """
-    return (hasattr(data, "columns") and (hasattr(data, "column_names") or hasattr(data, "iloc"))) or _interchanges(
-        data
-    )
-
-
-def _interchanges(data: Any) -> bool:
-    return (
-        not isinstance(data, type) and any(hasattr(data, name) for name in _INTERCHANGE) and not hasattr(data, "dtype")
-    )
+    if hasattr(data, "columns") and (hasattr(data, "column_names") or hasattr(data, "iloc")):
+        return True
+    has_interface = any(hasattr(data, name) for name in _INTERFACE_METHODS)
+    return has_interface and not isinstance(data, type) and not hasattr(data, "dtype")
 
 
 def columns_of(frame: Any) -> dict[str, Any]:
@@ -231,9 +226,10 @@ def columns_of(frame: Any) -> dict[str, Any]:
         frame = as_table(frame)
     keys = getattr(frame, "column_names", None) or list(frame.columns)
     names = [str(key) for key in keys]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise DataError(f"the data contain {names.count(twice)} columns named {twice!r}; column names must be unique")
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
+        count = names.count(duplicate)
+        raise DataError(f"the data contain {count} columns named {duplicate!r}; column names must be unique")
     return {name: frame[key] for name, key in zip(names, keys, strict=True)}
 
 

@@ -47,16 +47,15 @@ class DeadLetter:
 
     Each line of the file is a JSON object with the keys ``source``, ``partition``, ``offset``, ``row``, ``line`` (for
     text files), ``reason`` and ``raw``, the payload as text. A payload that is not UTF-8 is in ``raw_base64`` instead.
-    Payloads are cut after 65,536 bytes. A bad row read again after a resume is written again, with the same offset and
-    row.
+    Payloads are cut after 65,536 bytes. A bad row that is read again after a resume is written again with the same
+    offset and row.
 
     Args:
         path: JSON-lines file to append to. If it is None, bad rows are only counted, and the first one is logged.
         max_bad_share: largest share of bad rows tolerated, 0 to 1.
         min_rows: smallest number of rows to compute the share from. While fewer rows have been seen, the number of bad
-            rows is divided by `min_rows`, so by default more than 10 bad rows stop even a short stream. The share is
-            that of recent rows: its counts are halved whenever they exceed 10 * `min_rows` rows. So a source that turns
-            bad late is noticed, too.
+            rows is divided by `min_rows`, so by default more than 10 bad rows stop even a short stream. The counts of
+            good and bad rows are halved whenever they exceed 10 * `min_rows` rows, so that recent rows count most.
 
     Attributes:
         good, bad: numbers of rows counted so far.
@@ -75,7 +74,7 @@ class DeadLetter:
         self.min_rows = min_rows
         self.good = self.bad = 0
         self.reasons: Counter[str] = Counter()
-        self.first = self._newest = ""
+        self.first = self._newest_reason = ""
         self._recent_good = self._recent_bad = 0.0
         self._file: Any = None
         self._warned = False
@@ -101,15 +100,15 @@ class DeadLetter:
         """
         if not rows:
             return
-        self._newest = rows[-1].reason
-        self.note(rows, origins)
+        self._newest_reason = rows[-1].reason
+        self.count_reasons(rows, origins)
         if self.path is None:
             if not self._warned:
                 self._warned = True
                 first, origin = rows[0], origins[rows[0].message]
-                at = f"row {first.row}" if first.line is None else f"line {first.line}"
+                location = f"row {first.row}" if first.line is None else f"line {first.line}"
                 logger.warning(
-                    "%s: bad record at %s %s %s: %s", source, origin.partition, origin.offset, at, first.reason
+                    "%s: bad record at %s %s %s: %s", source, origin.partition, origin.offset, location, first.reason
                 )
             return
         lines = []
@@ -117,24 +116,24 @@ class DeadLetter:
             origin = origins[bad.message]
             line = {"source": source, "partition": origin.partition, "offset": origin.offset, "row": bad.row}
             line |= {} if bad.line is None else {"line": bad.line}
-            lines.append(json.dumps({**line, "reason": bad.reason, **_raw(bad.raw)}) + "\n")
+            lines.append(json.dumps({**line, "reason": bad.reason, **_raw_fields(bad.raw)}) + "\n")
         with self._lock:
             try:
                 self._write("".join(lines).encode())
             except OSError as error:
                 with contextlib.suppress(OSError):
                     self._close()
-                raise self._failure("written", error) from error
+                raise self._file_error("written", error) from error
 
-    def note(self, rows: Sequence[BadRow], origins: Sequence[Span]) -> None:
+    def count_reasons(self, rows: Sequence[BadRow], origins: Sequence[Span]) -> None:
         """Count the reasons of bad rows for `report`, and describe the first bad row."""
         for bad in rows:
-            reason = _short(bad.reason)
+            reason = _without_value(bad.reason)
             self.reasons[reason if reason in self.reasons or len(self.reasons) < _MAX_REASONS else "other"] += 1
         if rows and not self.first:
             first = rows[0]
-            at = f"row {first.row}" if first.line is None else f"line {first.line}"
-            self.first = f"{at}{_location(origins[first.message]) if origins else ''}{_received(first.reason)}"
+            location = f"row {first.row}" if first.line is None else f"line {first.line}"
+            self.first = f"{location}{_location(origins[first.message]) if origins else ''}{_value_in(first.reason)}"
 
     def report(self) -> str | None:
         """Return a message with the count and reasons of bad rows, or None without any."""
@@ -142,9 +141,9 @@ class DeadLetter:
             return None
         shown = ", ".join(f"{reason} {times}" for reason, times in self.reasons.most_common(3))
         rows = self.good + self.bad
-        return f"{self.bad} of {rows} rows set aside: {shown}; the first is {self.first}{self._whereabouts()}"
+        return f"{self.bad} of {rows} rows set aside: {shown}; the first is {self.first}{self._file_hint()}"
 
-    def _whereabouts(self) -> str:
+    def _file_hint(self) -> str:
         return f"; they are in {self.path}" if self.path else ""
 
     def count(self, good: int, bad: int) -> None:
@@ -162,7 +161,7 @@ class DeadLetter:
         if bad and self._recent_bad > self.max_bad_share * max(rows, self.min_rows):
             raise StreamError(
                 f"{self._recent_bad:.0f} of the last {rows:.0f} rows are bad, more than max_bad_share="
-                f"{self.max_bad_share:g} allows{self._whereabouts()}; the newest: {self._newest}"
+                f"{self.max_bad_share:g} allows{self._file_hint()}; the newest: {self._newest_reason}"
             )
         if rows > 10 * self.min_rows:
             self._recent_good /= 2
@@ -175,9 +174,9 @@ class DeadLetter:
             self._file = self.path.open("ab", buffering=0)
             if not self._ends_in_newline():
                 lines = b"\n" + lines
-        left = memoryview(lines)
-        while left:
-            left = left[self._file.write(left) :]
+        remaining = memoryview(lines)
+        while remaining:
+            remaining = remaining[self._file.write(remaining) :]
 
     def _ends_in_newline(self) -> bool:
         """Return whether the last line of the file is complete."""
@@ -192,7 +191,7 @@ class DeadLetter:
         if file is not None:
             file.close()
 
-    def _failure(self, action: str, error: OSError) -> StreamError:
+    def _file_error(self, action: str, error: OSError) -> StreamError:
         return StreamError(
             f"the dead-letter file {self.path} cannot be {action}: {error.strerror or error}. The stream stays before "
             "the bad rows. Free disk space or give dead_letter another path, then continue"
@@ -208,10 +207,10 @@ class DeadLetter:
             try:
                 self._close()
             except OSError as error:
-                raise self._failure("closed", error) from error
+                raise self._file_error("closed", error) from error
 
 
-def _raw(raw: Any) -> dict[str, str]:
+def _raw_fields(raw: Any) -> dict[str, str]:
     if isinstance(raw, bytes | bytearray | memoryview):
         raw = bytes(raw)[:_MAX_RAW]
         try:
@@ -222,12 +221,12 @@ def _raw(raw: Any) -> dict[str, str]:
     return {"raw": text[:_MAX_RAW]}
 
 
-def _short(reason: str) -> str:
+def _without_value(reason: str) -> str:
     """Return a reason without its value, so that similar reasons are counted together."""
     return reason.partition("; received")[0].removeprefix("column ").replace("'", "", 2)
 
 
-def _received(reason: str) -> str:
+def _value_in(reason: str) -> str:
     """Return the part of a reason that shows the received value, or an empty text."""
     return "".join(reason.partition("; received")[1:]).replace(";", ",", 1)
 

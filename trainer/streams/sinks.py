@@ -74,22 +74,22 @@ class SegmentSink(Sink):
     ) -> None:
         self.folder = Path(folder)
         self.label = f"folder {folder}"
-        self._most = (whole("segment_bytes", segment_bytes), segment_seconds)
+        self._limits = (whole("segment_bytes", segment_bytes), segment_seconds)
         self._lock = claim(self.folder, "folder of served rows")
-        self._file, self._end, self._began = -1, 0, 0.0  # file descriptor, durable bytes, time of creation
+        self._file, self._end, self._started = -1, 0, 0.0  # file descriptor, durable bytes, time of creation
         names = sorted(path.name for path in self.folder.glob(f"served-*{_SUFFIX}"))
-        self._last = int(names[-1].removeprefix("served-").removesuffix(_SUFFIX)) if names else 0
+        self._last_number = int(names[-1].removeprefix("served-").removesuffix(_SUFFIX)) if names else 0
         if names:
             with durable.writing("segment", self.folder / names[-1]):
                 _cut_torn_line(self.folder / names[-1])
 
     def append(self, lines: Sequence[bytes]) -> int:
         """Append lines to the current segment and sync it; return 0."""
-        if self._file >= 0 and (self._end >= self._most[0] or time.monotonic() - self._began >= self._most[1]):
+        if self._file >= 0 and (self._end >= self._limits[0] or time.monotonic() - self._started >= self._limits[1]):
             os.close(self._file)
             self._file = -1
         if self._file < 0:
-            self._begin()
+            self._begin_segment()
         # A retry writes the same bytes at the same offset, so bytes that a reader has already seen do not change.
         data, end = memoryview(b"".join(line + b"\n" for line in lines)), self._end
         while data:
@@ -99,11 +99,11 @@ class SegmentSink(Sink):
         self._end = end
         return 0
 
-    def _begin(self) -> None:
-        number = max(int(time.time()), self._last + 1)
+    def _begin_segment(self) -> None:
+        number = max(int(time.time()), self._last_number + 1)
         path = self.folder / f"served-{number:012d}{_SUFFIX}"
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-        self._end, self._began, self._last = 0, time.monotonic(), number
+        self._end, self._started, self._last_number = 0, time.monotonic(), number
         durable.sync_folder(self.folder)
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class SegmentSink(Sink):
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-            _cut_torn_line(self.folder / f"served-{self._last:012d}{_SUFFIX}")
+            _cut_torn_line(self.folder / f"served-{self._last_number:012d}{_SUFFIX}")
         self._lock.release()
 
 
@@ -147,29 +147,29 @@ class RedisSink(Sink):
         from .sources.redis import connect
 
         address, options = split_url(url, ("key", "maxlen"))
-        self._key, self._most = options.get("key", _KEY), options.get("maxlen")
-        if self._most is not None and not (self._most.isdecimal() and int(self._most)):
-            raise ConfigurationError(f"maxlen takes a whole number of entries; received {self._most!r}")
+        self._key, self._maxlen = options.get("key", _KEY), options.get("maxlen")
+        if self._maxlen is not None and not (self._maxlen.isdecimal() and int(self._maxlen)):
+            raise ConfigurationError(f"maxlen takes a whole number of entries; received {self._maxlen!r}")
         self.label = f"Redis at {mask_text(address)}"
         redis, self._client = connect(address)
-        self.errors, self._refusals = (redis.exceptions.RedisError, OSError), redis.exceptions.ResponseError
-        self._marker, self._number = f"{self._key}:writer:{uuid.uuid4().hex}", 0
-        self._tried: Sequence[bytes] | None = None  # the last batch, to recognise a retry
+        self.errors, self._response_error = (redis.exceptions.RedisError, OSError), redis.exceptions.ResponseError
+        self._marker_key, self._number = f"{self._key}:writer:{uuid.uuid4().hex}", 0
+        self._last_batch: Sequence[bytes] | None = None  # the last batch, to recognise a retry
 
     def append(self, lines: Sequence[bytes]) -> int:
         """Add the lines in one transaction; return 0."""
-        if self._tried is not lines:
-            self._tried, self._number = lines, self._number + 1
-        elif self._client.get(self._marker) == str(self._number).encode():  # added before the error
+        if self._last_batch is not lines:
+            self._last_batch, self._number = lines, self._number + 1
+        elif self._client.get(self._marker_key) == str(self._number).encode():  # added before the error
             return 0
         with self._client.pipeline(transaction=True) as pipe:
             for line in lines:
-                pipe.xadd(self._key, {"data": line}, maxlen=self._most and int(self._most))
-            pipe.set(self._marker, self._number, ex=_MARKER_SECONDS)
+                pipe.xadd(self._key, {"data": line}, maxlen=self._maxlen and int(self._maxlen))
+            pipe.set(self._marker_key, self._number, ex=_MARKER_SECONDS)
             try:
                 pipe.execute()
-            except self._refusals:  # XADD failed, e.g. the key is not a stream; the marker may still be set
-                self._tried = None
+            except self._response_error:  # XADD failed, e.g. the key is not a stream; the marker may still be set
+                self._last_batch = None
                 raise
         return 0
 
@@ -192,40 +192,40 @@ class KafkaSink(Sink):
         self._kafka = require("confluent_kafka", "kafka:// needs confluent-kafka", "kafka")
         self.errors = (BufferError, OSError)
         # Messages never time out: the client itself retries them, so `append` need not send a message twice.
-        own = {"bootstrap.servers": servers, "enable.idempotence": True, "message.timeout.ms": 0, "log_level": 2}
+        defaults = {"bootstrap.servers": servers, "enable.idempotence": True, "message.timeout.ms": 0, "log_level": 2}
         try:
-            self._producer = self._kafka.Producer({**own, "linger.ms": 5, **settings})
+            self._producer = self._kafka.Producer({**defaults, "linger.ms": 5, **settings})
         except (self._kafka.KafkaException, ValueError, TypeError) as error:
             raise ConfigurationError(f"the Kafka client refuses its settings: {error}") from error
-        self._tried: Sequence[bytes] | None = None  # the last batch, to recognise a retry
-        self._given = self._left = self._refused = 0  # lines passed to the client, not yet delivered, and rejected
+        self._last_batch: Sequence[bytes] | None = None  # the last batch, to recognise a retry
+        self._sent = self._undelivered = self._rejected = 0  # numbers of lines
 
     def append(self, lines: Sequence[bytes]) -> int:
         """Send the lines and wait for their delivery; return how many were rejected."""
-        if self._tried is not lines:
-            self._tried, self._given, self._left, self._refused = lines, 0, 0, 0
-        for line in lines[self._given :]:
+        if self._last_batch is not lines:
+            self._last_batch, self._sent, self._undelivered, self._rejected = lines, 0, 0, 0
+        for line in lines[self._sent :]:
             self._produce(line)
-            self._given += 1
+            self._sent += 1
         until = time.monotonic() + _KAFKA_SECONDS
-        while self._left and (left := until - time.monotonic()) > 0:
-            self._producer.poll(min(0.1, left))
-        if self._left:
-            raise OSError(f"{self._left} messages were not accepted within {_KAFKA_SECONDS:g} s")
-        return self._refused
+        while self._undelivered and (remaining := until - time.monotonic()) > 0:
+            self._producer.poll(min(0.1, remaining))
+        if self._undelivered:
+            raise OSError(f"{self._undelivered} messages were not accepted within {_KAFKA_SECONDS:g} s")
+        return self._rejected
 
     def _produce(self, line: bytes) -> None:
         try:
             self._producer.produce(self._topic, line, on_delivery=self._delivered)
-            self._left += 1
+            self._undelivered += 1
         except self._kafka.KafkaException as error:  # the client rejected this message, for example for its size
-            self._left += 1
+            self._undelivered += 1
             self._delivered(error, None)
 
     def _delivered(self, error: Any, message: Any) -> None:
-        self._left -= 1
+        self._undelivered -= 1
         if error is not None:  # final, because the client retries by itself
-            self._refused += 1
+            self._rejected += 1
             logger.warning("%s refuses a row: %s", self.label, error)
 
     def close(self) -> None:
@@ -234,17 +234,17 @@ class KafkaSink(Sink):
 
 
 def split_url(url: str, names: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """Remove the query arguments `names` from a URL; return the URL and them.
+    """Remove the query arguments `names` from a URL; return the URL and their values.
 
     Raises:
         ConfigurationError: one of these arguments occurs twice.
     """
     query = parse_qsl(urlsplit(url).query, keep_blank_values=True)
-    own = [(name, value) for name, value in query if name in names]
-    if len(dict(own)) < len(own):
-        raise ConfigurationError(f"{mask_text(url)} has an argument twice: {', '.join(name for name, _ in own)}")
-    rest = urlencode([pair for pair in query if pair not in own])
-    return url.partition("?")[0] + (f"?{rest}" if rest else ""), dict(own)
+    chosen = [(name, value) for name, value in query if name in names]
+    if len(dict(chosen)) < len(chosen):
+        raise ConfigurationError(f"{mask_text(url)} has an argument twice: {', '.join(name for name, _ in chosen)}")
+    rest = urlencode([pair for pair in query if pair not in chosen])
+    return url.partition("?")[0] + (f"?{rest}" if rest else ""), dict(chosen)
 
 
 def kafka_address(url: str) -> tuple[str, str, dict[str, str]]:
@@ -270,11 +270,11 @@ def scheme_of(target: str | Path) -> str:
         ConfigurationError: the URL has another scheme.
     """
     scheme = str(target).partition("://")[0] if "://" in str(target) else ""
-    known = (*REDIS, KAFKA)
-    if scheme and scheme not in known:
+    accepted = (*REDIS, KAFKA)
+    if scheme and scheme not in accepted:
         raise ConfigurationError(
             f"rows are written to a folder, redis:// or kafka://; received {mask_text(str(target))!r}"
-            f"{did_you_mean(scheme, known)}"
+            f"{did_you_mean(scheme, accepted)}"
         )
     return scheme
 

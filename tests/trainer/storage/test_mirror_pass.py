@@ -11,8 +11,8 @@ from trainer import checkpoint
 from trainer.errors import CheckpointDamagedError, CheckpointNotFoundError, ConfigurationError
 from trainer.storage.fetch import fetch_run, fetch_snapshot
 from trainer.storage.location import Location
-from trainer.storage.mirror import take_mirror
-from trainer.storage.mirror_pass import MirrorPass, named_in
+from trainer.storage.mirror import claim_mirror
+from trainer.storage.mirror_pass import MirrorPass, part_names_in
 
 pytestmark = pytest.mark.server
 
@@ -45,7 +45,7 @@ def shown(s3, url):
             content = objects[f"{part}/{name}"]
             assert (len(content), f"{zlib.crc32(content):08x}") == (entry["size"], entry["crc32"])
     for pointer in ("checkpoints/last", "checkpoints/best"):
-        assert all(f"checkpoints/{name}" in parts for name in named_in(objects.get(pointer, b"")))
+        assert all(f"checkpoints/{name}" in parts for name in part_names_in(objects.get(pointer, b"")))
     return {part.rpartition("/")[2] for part in parts}
 
 
@@ -138,16 +138,16 @@ def test_a_damaged_object_is_skipped_or_named(s3, url, run_dir, tmp_path, caplog
 
 def test_a_mirror_is_of_one_run(s3, url, run_dir, tmp_path):
     target = Location(url)
-    take_mirror(target, run_dir)
+    claim_mirror(target, run_dir)
     assert MirrorPass({"": run_dir}, target).run()
     other = tmp_path / "other"
     snapshot(other, 7)
     with pytest.raises(ConfigurationError, match="is the mirror of another run"):
-        take_mirror(target, other)
+        claim_mirror(target, other)
     with pytest.raises(ConfigurationError, match="is not empty and is not a copy"):
         fetch_run(url, other)
     fetched = fetch_run(url, tmp_path / "fetched")
-    assert take_mirror(target, fetched) == json.loads((run_dir / "mirror.json").read_text()) | {
+    assert claim_mirror(target, fetched) == json.loads((run_dir / "mirror.json").read_text()) | {
         "spared": ["checkpoints/step_00000001"]
     }
     # what was left behind was not pruned: it stays in the mirror
@@ -159,7 +159,7 @@ def test_a_mirror_is_of_one_run(s3, url, run_dir, tmp_path):
 
 
 def test_a_long_record_comes_along(s3, url, run_dir, tmp_path):
-    take_mirror(Location(url), run_dir)
+    claim_mirror(Location(url), run_dir)
     (run_dir / "record.jsonl").write_bytes(b"\n" * (17 << 20))
     assert MirrorPass({"": run_dir}, Location(url)).run()
     fetched = fetch_run(url, tmp_path / "fetched")
@@ -168,7 +168,7 @@ def test_a_long_record_comes_along(s3, url, run_dir, tmp_path):
 
 def test_a_run_goes_on_from_an_older_snapshot_where_the_last_one_is_damaged(s3, url, run_dir, tmp_path, caplog):
     target = Location(url)
-    take_mirror(target, run_dir)
+    claim_mirror(target, run_dir)
     checkpoint.set_pointer(run_dir / "checkpoints", "best", "step_00000001")
     assert MirrorPass({"": run_dir}, target).run()
     target.write("checkpoints/step_00000002/model.safetensors", b"something else")

@@ -30,14 +30,14 @@ def open_stream(request, schema):
 
 
 def test_an_unknown_first_position_is_an_error(open_stream, monkeypatch):
-    monkeypatch.setattr("trainer.streams.sources.broker_stream._START_SECONDS", 1.0)
-    monkeypatch.setattr("trainer.streams.sources.kafka._ASK_SECONDS", 0.2)
+    monkeypatch.setattr("trainer.streams.sources.broker_stream._MAX_FIRST_WAIT", 1.0)
+    monkeypatch.setattr("trainer.streams.sources.kafka._REQUEST_SECONDS", 0.2)
     with pytest.raises(StreamError, match=rf"at .*{NOWHERE} did not answer for 1 s; the .* unknown"):
         open_stream().position()
 
 
 def test_a_server_that_stays_away_is_given_up(open_stream, monkeypatch):
-    monkeypatch.setattr("trainer.streams.sources.kafka._ASK_SECONDS", 0.2)
+    monkeypatch.setattr("trainer.streams.sources.kafka._REQUEST_SECONDS", 0.2)
     with pytest.raises(StreamError, match=rf"at .*{NOWHERE} has been failing .* longer than give_up_after=0.3"):
         open_stream(give_up_after=0.3).poll(5, 20.0)
 

@@ -195,7 +195,7 @@ def test_brokers_that_go_down_and_fetches_that_fail_lose_nothing(make_kafka, str
     assert "is back" in caplog.records[-1].message
 
     cluster.down()
-    monkeypatch.setattr("trainer.streams.sources.kafka._ASK_SECONDS", 0.3)
+    monkeypatch.setattr("trainer.streams.sources.kafka._REQUEST_SECONDS", 0.3)
     with pytest.raises(StreamError, match="give_up_after"):
         stream(cluster, config=fast, give_up_after=0.3).poll(5, LONG)
 
@@ -205,7 +205,7 @@ def test_brokers_that_go_down_and_fetches_that_fail_lose_nothing(make_kafka, str
 def test_a_broker_that_comes_back_without_its_data_is_an_error(
     left, resumed, make_kafka, stream, rows, read, monkeypatch
 ):
-    monkeypatch.setattr("trainer.streams.sources.kafka._LOOK_SECONDS", 0.1)
+    monkeypatch.setattr("trainer.streams.sources.kafka._CHECK_SECONDS", 0.1)
     cluster = make_kafka("clicks")
     cluster.produce([json.dumps(row) for row in rows(0, 10)])
     reader = stream(cluster, config={"reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 50})
@@ -243,7 +243,7 @@ def test_an_end_that_the_broker_does_not_tell_is_not_taken_for_an_empty_partitio
 
 
 def test_partitions_paused_when_a_delivery_fails_are_read_on(make_kafka, stream, rows, read, monkeypatch, tmp_path):
-    monkeypatch.setattr("trainer.streams.sources.kafka._AHEAD", 1)
+    monkeypatch.setattr("trainer.streams.sources.kafka._MIN_BUFFERED", 1)
     cluster = make_kafka("clicks", 2)
     for partition in (0, 1):
         some = rows(40 * partition, 40 * partition + 40)
@@ -298,7 +298,7 @@ def test_a_topic_created_again_is_named_while_reading_and_at_a_resume(make_kafka
 def test_a_topic_created_again_that_has_grown_beyond_the_position_is_known_by_a_message(
     when, make_kafka, stream, rows, read, monkeypatch
 ):
-    monkeypatch.setattr("trainer.streams.sources.kafka._LOOK_SECONDS", 0.1)
+    monkeypatch.setattr("trainer.streams.sources.kafka._CHECK_SECONDS", 0.1)
     cluster = make_kafka("clicks", 2)
     for partition in (0, 1):
         cluster.produce([json.dumps(row) for row in rows(10 * partition, 10 * partition + 10)], partition)
@@ -344,7 +344,7 @@ def test_a_message_that_retention_removed_or_an_older_snapshot_raises_no_false_a
 def test_partitions_that_are_added_are_read_from_their_first_message_on(
     make_kafka, stream, rows, read, monkeypatch, caplog
 ):
-    monkeypatch.setattr("trainer.streams.sources.kafka._LOOK_SECONDS", 0.1)
+    monkeypatch.setattr("trainer.streams.sources.kafka._CHECK_SECONDS", 0.1)
     cluster = make_kafka("clicks", 2)
     for partition, first in enumerate((0, 10)):
         cluster.produce([json.dumps(row) for row in rows(first, first + 5)], partition, timestamp=1000)

@@ -228,7 +228,7 @@ def test_entries_that_go_unread_are_named_while_reading_and_at_a_resume(redis_se
 def test_a_key_created_again_with_the_same_ids_is_known_by_an_entry(
     when, redis_server, stream, rows, read, monkeypatch
 ):
-    monkeypatch.setattr("trainer.streams.sources.redis._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("trainer.streams.sources.redis._CHECK_SECONDS", 0.0)
     client = redis_server.client()
     fill(client, rows(0, 10))
     readers = {missing: stream(count=4, on_missing=missing) for missing in ("error", "skip")}

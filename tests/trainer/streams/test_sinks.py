@@ -9,7 +9,7 @@ import pytest
 from trainer.errors import ConfigurationError, FolderInUseError
 from trainer.streams import FileStream, KafkaStream, RedisStream, Schema
 from trainer.streams.sinks import SegmentSink, sink_for
-from trainer.streams.sources.served import _stream
+from trainer.streams.sources.served import _as_stream
 
 SCHEMA = Schema({"id": "int64"})
 
@@ -97,7 +97,7 @@ def test_redis_holds_every_row_once_over_a_kill(redis_server, monkeypatch):
         with pytest.raises(sink.errors):
             sink.append(batch)
     sink.append(batch)
-    stream = _stream("served", url)
+    stream = _as_stream("served", url)
     assert isinstance(stream, RedisStream)
     stream.declare(SCHEMA)
     assert ids(stream, 30) == list(range(30))
@@ -127,7 +127,7 @@ def test_kafka_holds_every_row_once_over_an_outage(make_kafka, monkeypatch):
         with contextlib.suppress(OSError):
             assert sink.append(batch) == 0
             break
-    stream = _stream("served", f"kafka://{cluster.servers}/served")
+    stream = _as_stream("served", f"kafka://{cluster.servers}/served")
     assert isinstance(stream, KafkaStream)
     stream.declare(SCHEMA)
     assert ids(stream, 20) == list(range(20))

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...checks import whole
 from ...errors import ConfigurationError, DataError, did_you_mean
-from ...storage.location import Location, RemoteFile, is_url, retried
+from ...storage.location import Location, RemoteFile, is_url, with_retries
 from ...streams.formats import arrow
 from ..as_columns import Columns, as_array
 from .block_source import BlockSource
@@ -35,7 +35,7 @@ class ParquetFolder(BlockSource):
     Args:
         path: a folder, whose files are read in the order of their names, or one file. Files whose names start with
             ``_`` or ``.`` are left out. For a URL, such as ``s3://bucket/folder``, every epoch downloads the requested
-            columns of each row group when it is needed. If the store cannot be reached, reading is retried for a
+            columns of each row group when it is needed. If the store cannot be reached, reading is with_retries for a
             minute.
         batch_size: rows per batch; the last one of an epoch may have fewer.
         columns: names of the columns to read, in the order the network takes them, the label last; None reads all
@@ -119,7 +119,7 @@ def _opened(path: Path | RemoteFile, use: Callable[[Any], Any]) -> Any:
         with arrow.open_parquet(path) as file:
             return use(file)
 
-    return retried(attempt, str(path)) if isinstance(path, RemoteFile) else attempt()
+    return with_retries(attempt, str(path)) if isinstance(path, RemoteFile) else attempt()
 
 
 def _files(path: Path | str) -> list[Any]:
@@ -131,7 +131,7 @@ def _files(path: Path | str) -> list[Any]:
             if location.entry() is not None:
                 folder, name = location.parent()
                 return [RemoteFile(folder, name)]
-            names = sorted(name for name in location.files(below=False) if name.endswith(".parquet"))
+            names = sorted(name for name in location.files(recursive=False) if name.endswith(".parquet"))
             files = [RemoteFile(location, name) for name in names]
         else:
             if not path.exists():

@@ -82,10 +82,10 @@ def fetched_run(url: str) -> Path:
     source = Location(url)
     try:
         fetch.mirrored_run(source)
-        plain = parse_tree(source.read(run_folder.CONFIG).decode("utf-8"), source.shown(run_folder.CONFIG)).value
+        plain = parse_tree(source.read(run_folder.CONFIG).decode("utf-8"), source.display_url(run_folder.CONFIG)).value
         run_dir = plain.get("run_dir") if isinstance(plain, dict) else None
         if not isinstance(run_dir, str):
-            raise ConfigurationError(f"{source.shown(run_folder.CONFIG)} names no run_dir")
+            raise ConfigurationError(f"{source.display_url(run_folder.CONFIG)} names no run_dir")
         return fetch.fetch_run(url, Path(run_dir))
     except OSError as error:
         raise CheckpointError(f"{url} cannot be fetched: {error}") from error

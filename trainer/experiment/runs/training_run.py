@@ -85,7 +85,7 @@ def train(config: ExperimentConfig, command: str, resume: bool) -> Path:
         except ConfigurationError:
             if not resume and experiment.trainer.state.progress.global_step == 0:
                 if mirror is not None:
-                    mirror.remove_started()
+                    mirror.remove_new_mirror()
                 locks.close()
                 run_folder.remove_rejected(run_dir)
             raise

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import ConfigurationError, DataError
-from ...streams.formats.schema import Decoded, joined
+from ...streams.formats.schema import Decoded, join_parts
 from ..published import Current
 from ..published_items import PublishedItems
 from ..served_graph import HeldVersion, ServedGraph
@@ -196,7 +196,7 @@ class Engine:
 
 
 def _score_jobs(version: HeldVersion, reader: RowReader, jobs: Sequence[_Job]) -> list[ScoredRequest]:
-    decoded = joined([job.rows for job in jobs])
+    decoded = join_parts([job.rows for job in jobs])
     outputs: tuple[np.ndarray, ...] = ()
     probability = None if version.graph.activation is None else np.zeros(0, np.float32)
     if len(decoded.row):

@@ -22,7 +22,7 @@ import orjson
 from ...errors import ConfigurationError
 from ...streams.retry import Retry
 from ...streams.sinks import Sink, sink_for
-from ...streams.sources.pending import keep_share
+from ...streams.sources.pending import hash_to_unit
 from ...streams.sources.served import LOG_COLUMNS, SERVED_AT
 from .batching import ScoredRequest
 from .request_rows import RowReader
@@ -122,7 +122,7 @@ class RequestLog:
         rows, options = len(scored.good), self._options
         if not rows:
             return None
-        if options.log_share < 1 and keep_share(np.array([request]), 0)[0] >= options.log_share:
+        if options.log_share < 1 and hash_to_unit(np.array([request]), 0)[0] >= options.log_share:
             self._count("left_out", rows)
             return None
         with self._wake:

@@ -14,7 +14,7 @@ from .column import Column
 from .ragged_column import Ragged
 from .schema import Decoded, Schema
 
-_SHORT, _ASCII_END = 32, 128  # maximum characters of a text that is padded; first code point beyond ASCII
+_MAX_PADDED, _ASCII_END = 32, 128  # maximum length of texts converted from their buffers; first code after ASCII
 
 
 def require() -> Any:
@@ -80,8 +80,8 @@ def open_parquet(path: Path | RemoteFile) -> Any:
     source = path.open() if remote else path
     file = pyarrow.parquet.ParquetFile(source, page_checksum_verification=True, pre_buffer=remote)
     if sum(group_rows(file)) != file.metadata.num_rows:
-        held = f"{sum(group_rows(file)):,} rows in {file.metadata.num_row_groups} row groups"
-        raise ValueError(f"the footer lists {held}; it says {file.metadata.num_rows:,} rows")
+        listed = f"{sum(group_rows(file)):,} rows in {file.metadata.num_row_groups} row groups"
+        raise ValueError(f"the footer lists {listed}; it says {file.metadata.num_rows:,} rows")
     return file
 
 
@@ -129,16 +129,16 @@ def plain(array: Any, column: Column) -> Any:
     if pyarrow.types.is_string_view(array.type):
         array = array.cast(pyarrow.large_string())
     if column.shape:
-        empty = column.ragged and column.default is not None and not len(column.default)  # null becomes []
-        values = shaped(array, column.shape) if empty or not array.null_count else None
+        null_is_empty = column.ragged and column.default is not None and not len(column.default)  # null becomes []
+        values = shaped(array, column.shape) if null_is_empty or not array.null_count else None
         return array.to_pylist() if values is None else values
-    found = _leaves(array)
-    if found is None:
+    values = _single_values(array)
+    if values is None:
         return array.to_pylist()
-    return np.ma.MaskedArray(found, ~_bits(array, 0)) if array.null_count else found
+    return np.ma.MaskedArray(values, ~_bits(array, 0)) if array.null_count else values
 
 
-def _leaves(array: Any) -> np.ndarray | None:
+def _single_values(array: Any) -> np.ndarray | None:
     """Return single values as an exact array, or None if NumPy cannot hold them."""
     types = require().types
     if types.is_string(array.type) or types.is_large_string(array.type):
@@ -203,11 +203,11 @@ def shaped(array: Any, shape: tuple[int | None, ...]) -> Any:
         lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     else:
         return None
-    within = array.flatten()
-    values = None if within.null_count else flat(within, shape[1:])
+    elements = array.flatten()
+    values = None if elements.null_count else flat(elements, shape[1:])
     if values is None:
         return None
-    return Ragged(values.reshape(len(within), *shape[1:]), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
+    return Ragged(values.reshape(len(elements), *shape[1:]), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
 
 
 def flat(array: Any, shape: Sequence[int | None]) -> np.ndarray | None:
@@ -215,13 +215,13 @@ def flat(array: Any, shape: Sequence[int | None]) -> np.ndarray | None:
     types = require().types
     for size in shape:
         if types.is_fixed_size_list(array.type):
-            alike = array.type.list_size == size
+            has_size = array.type.list_size == size
         elif types.is_list(array.type) or types.is_large_list(array.type):
-            alike = bool((array.value_lengths().to_numpy(zero_copy_only=False) == size).all())
+            has_size = bool((array.value_lengths().to_numpy(zero_copy_only=False) == size).all())
         else:
             return None
         array = array.flatten()
-        if not alike or array.null_count:
+        if not has_size or array.null_count:
             return None
     if types.is_nested(array.type):
         return None
@@ -250,11 +250,11 @@ def _short_ascii(array: Any) -> np.ndarray | None:
     _, offsets, data = array.buffers()
     if not count or offsets is None or data is None:
         return None
-    kind = np.int64 if require().types.is_large_string(array.type) else np.int32
-    ends = np.frombuffer(offsets, kind)[array.offset : array.offset + count + 1]
+    offset_dtype = np.int64 if require().types.is_large_string(array.type) else np.int32
+    ends = np.frombuffer(offsets, offset_dtype)[array.offset : array.offset + count + 1]
     lengths = np.diff(ends)
     longest, characters = int(lengths.max()), np.frombuffer(data, np.uint8)[ends[0] : ends[-1]]
-    if not 0 < longest <= _SHORT or (characters >= _ASCII_END).any() or (characters == 0).any():
+    if not 0 < longest <= _MAX_PADDED or (characters >= _ASCII_END).any() or (characters == 0).any():
         return None
     if int(lengths.min()) == longest:
         codes = characters.astype(np.uint32)

@@ -1,8 +1,8 @@
 """Converts values from any source to text, numbers and times.
 
-A value gives the same result whether it comes from a dict, a frame of any dtype, an Arrow table or a file. To ensure
-this, the exact value is read first, so that an integer never passes through a float, and converted afterwards. Texts of
-truth values become "true" or "false", because pandas writes True, databases write TRUE and JSON writes true.
+A value gives the same result whether it comes from a dict, a frame of any dtype, an Arrow table or a file. So the exact
+value is read before it is converted, and an integer never passes through a float. Truth values become the texts "true"
+or "false", because pandas writes True, databases write TRUE and JSON writes true.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from .times import UnclearTimeError, seconds_of, seconds_of_datetime, seconds_of_number, text_of
 
-MISSING_NUMBER = int(np.iinfo(np.int64).min)  # stands for a missing integer id; no id column accepts it as a value
+MISSING_NUMBER = int(np.iinfo(np.int64).min)  # marks a missing integer id; no id column accepts it as a value
 EXACT = 2**53  # below it, float64 represents every integer exactly
 
 
@@ -56,14 +56,14 @@ def without_words(values: Any, words: tuple[str, ...]) -> Any:
         words: texts that stand for a missing value.
     """
     if isinstance(values, np.ndarray) and values.dtype.kind != "O":
-        found = np.isin(np.ma.getdata(values), words) if values.dtype.kind == "U" and values.ndim == 1 else None
-        if found is None or not found.any():
+        is_word = np.isin(np.ma.getdata(values), words) if values.dtype.kind == "U" and values.ndim == 1 else None
+        if is_word is None or not is_word.any():
             return values
-        return np.ma.MaskedArray(values, found | np.ma.getmaskarray(values))
+        return np.ma.MaskedArray(values, is_word | np.ma.getmaskarray(values))
     if not isinstance(values, list | np.ndarray):  # `Ragged`
         return values
-    listed = values.tolist() if isinstance(values, np.ndarray) else values
-    return [MISSING if isinstance(value, str) and value in words else value for value in listed]
+    items = values.tolist() if isinstance(values, np.ndarray) else values
+    return [MISSING if isinstance(value, str) and value in words else value for value in items]
 
 
 def plain(value: Any) -> Any:
@@ -82,8 +82,8 @@ def as_given(values: Any) -> np.ndarray | None:
     """
     if isinstance(values, np.ndarray) and values.dtype.kind not in "biufO":
         return None
-    listed = values.tolist() if isinstance(values, np.ndarray) else values  # None where masked
-    rows = [None if is_missing(value) else plain(value) for value in listed]
+    items = values.tolist() if isinstance(values, np.ndarray) else values  # None where masked
+    rows = [None if is_missing(value) else plain(value) for value in items]
     types = {type(value) for value in rows} - {type(None)}
     if types not in ({int}, {float}, {bool}):
         return None
@@ -95,22 +95,22 @@ TRUTH_WORDS = {
     for word in ("true", "false")
     for letters in itertools.product(*zip(word, word.upper(), strict=True))
 }
-_SHORTEST = 4  # letters of "true"
+_MIN_LETTERS = 4  # letters of "true"
 
 
 def lower_truth(texts: np.ndarray) -> np.ndarray:
     """Return `texts` with every spelling of "true" and "false" in lower case."""
     width = texts.dtype.itemsize // 4
-    if not texts.size or width < _SHORTEST:
+    if not texts.size or width < _MIN_LETTERS:
         return texts
     codes = np.ascontiguousarray(texts).view(np.uint32).reshape(-1, width)
-    first, last = codes[:, 0] | 32, codes[:, _SHORTEST - 1] | 32  # ASCII letters in lower case
-    likely = np.flatnonzero(((first == ord("t")) & (last == ord("e"))) | ((first == ord("f")) & (last == ord("s"))))
-    found = texts.reshape(-1)[likely].tolist()
-    if not any(TRUTH_WORDS.get(text, text) != text for text in set(found)):
+    first, last = codes[:, 0] | 32, codes[:, _MIN_LETTERS - 1] | 32  # ASCII letters in lower case
+    candidates = np.flatnonzero(((first == ord("t")) & (last == ord("e"))) | ((first == ord("f")) & (last == ord("s"))))
+    words = texts.reshape(-1)[candidates].tolist()
+    if not any(TRUTH_WORDS.get(text, text) != text for text in set(words)):
         return texts
     lowered = texts.copy()
-    lowered.reshape(-1)[likely] = [TRUTH_WORDS.get(text, text) for text in found]
+    lowered.reshape(-1)[candidates] = [TRUTH_WORDS.get(text, text) for text in words]
     return lowered
 
 
@@ -127,7 +127,7 @@ def as_text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
-        return str(_whole(value)) if value.is_integer() else repr(value)
+        return str(_exact_integer(value)) if value.is_integer() else repr(value)
     if isinstance(value, decimal.Decimal):
         return str(int(value)) if value == value.to_integral_value() else format(value.normalize(), "f")
     if isinstance(value, datetime.date | datetime.time):
@@ -141,7 +141,7 @@ def as_float(value: Any) -> Any:
     """Convert a number, a number as text, or a time to a float or MISSING."""
     value = plain(value)
     if isinstance(value, str):
-        return _of_text(value, float)
+        return _number_from_text(value, float)
     if isinstance(value, datetime.date):
         return seconds_of_datetime(value)
     if not isinstance(value, bool | int | float | decimal.Decimal):
@@ -156,11 +156,11 @@ def as_integer(value: Any) -> Any:
     """Convert a whole number, or one as text, to an int or MISSING."""
     value = plain(value)
     if isinstance(value, str):
-        value = _of_text(value, _integer_or_float)
+        value = _number_from_text(value, _integer_or_float)
         if value is MISSING:
             return value
     if isinstance(value, float):
-        return _whole(value)
+        return _exact_integer(value)
     if isinstance(value, decimal.Decimal) and value.is_finite() and value == value.to_integral_value():
         return int(value)
     if isinstance(value, bool | int):
@@ -240,30 +240,31 @@ def plain_numbers(texts: np.ndarray, real: bool, decimal: str) -> tuple[np.ndarr
         The numbers, a mask of the empty texts, and a mask of the texts that were read or are empty; each of shape [n].
     """
     dtype = np.float64 if real else np.int64
-    numbers, none = np.zeros(len(texts), dtype), np.zeros(len(texts), bool)
+    numbers, no_texts = np.zeros(len(texts), dtype), np.zeros(len(texts), bool)
     width = texts.dtype.itemsize // 4
-    if not 0 < width < _WIDEST:
+    if not 0 < width < _MAX_WIDTH:
         return numbers, texts == "", texts == ""
     codes = np.ascontiguousarray(texts).view(np.uint32).reshape(-1, width)
     classes = _CLASSES[np.minimum(codes, len(_CLASSES) - 1)].max(axis=1)
-    absent = codes[:, 0] == 0
-    whole = (classes == 1) & ~absent & (codes[:, _DIGITS:] == 0).all(axis=1)
-    with_point = (classes <= 2) & ~absent & ~whole if decimal == "." else none
+    is_empty = codes[:, 0] == 0
+    is_integer = (classes == 1) & ~is_empty & (codes[:, _MAX_DIGITS:] == 0).all(axis=1)
+    is_float = (classes <= 2) & ~is_empty & ~is_integer if decimal == "." else no_texts
     try:
-        numbers[whole] = texts[whole].astype(dtype)
-        if with_point.any():
-            floats = texts[with_point].astype(np.float64)
+        numbers[is_integer] = texts[is_integer].astype(dtype)
+        if is_float.any():
+            floats = texts[is_float].astype(np.float64)
             if not real:
-                exact = (np.abs(floats) < EXACT) & (np.floor(floats) == floats)
-                with_point[with_point] = exact
-                floats = floats[exact]
-            numbers[with_point] = floats
+                is_whole = (np.abs(floats) < EXACT) & (np.floor(floats) == floats)
+                is_float[is_float] = is_whole
+                floats = floats[is_whole]
+            numbers[is_float] = floats
     except ValueError:  # a text is not a number, for example "1-2" or a date
-        return numbers, absent, absent.copy()
-    return numbers, absent, absent | whole | with_point
+        return numbers, is_empty, is_empty.copy()
+    return numbers, is_empty, is_empty | is_integer | is_float
 
 
-_WIDEST, _DIGITS = 32, 18  # characters of the dtype of texts; maximum characters of an integer, which then fits int64
+# Width of a text dtype from which texts are not read; maximum characters of an integer, so that it fits int64.
+_MAX_WIDTH, _MAX_DIGITS = 32, 18
 # Class of each character code: 0 padding, 1 in integers and floats, 2 in floats only, 3 in neither.
 _CLASSES = np.full(129, 3, np.uint8)
 _CLASSES[0] = 0
@@ -271,7 +272,7 @@ _CLASSES[[*b"0123456789+-"]] = 1
 _CLASSES[[*b".eE"]] = 2
 
 
-def _whole(value: float) -> int:
+def _exact_integer(value: float) -> int:
     if abs(value) >= EXACT:
         raise MisfitError("received a float too large to be an exact integer")
     if not value.is_integer():
@@ -286,7 +287,7 @@ _DOT = re.compile(r"[+-]?\d*\.\d*([eE][+-]?\d+)?")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 
 
-def _of_text(text: str, convert: Callable[[str], Any]) -> Any:
+def _number_from_text(text: str, convert: Callable[[str], Any]) -> Any:
     text = text.strip(" \t\r\n")
     if not text:
         return MISSING

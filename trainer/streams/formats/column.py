@@ -98,8 +98,8 @@ class Column:
                 f"shape={self.shape!r}"
             )
         if self.default is not None:
-            bare = Column(self.dtype, self.shape, allow_nan=True, coerce=self.ragged or bool(self.shape))
-            _, bad = bare.convert([self.default])
+            unlimited = Column(self.dtype, self.shape, allow_nan=True, coerce=self.ragged or bool(self.shape))
+            _, bad = unlimited.convert([self.default])
             if bad:
                 raise ConfigurationError(f"default={self.default!r} does not fit the column: {bad[0]}")
 
@@ -117,7 +117,7 @@ class Column:
             return Ragged(values, offsets, **lists)
         return np.zeros((rows, *sizes), self.dtype)
 
-    def cells(self, cell: str, delimiter: str) -> Any:
+    def split_list(self, cell: str, delimiter: str) -> Any:
         """Split a list written as text.
 
         An empty text is an empty list, or a missing value if the shape is fixed.
@@ -151,7 +151,7 @@ class Column:
             why = f"takes {', '.join(map(repr, self.accepts))}; received "
             bad = {**dict.fromkeys(np.flatnonzero(~np.isin(array, self.accepts)).tolist(), why), **bad}
         return array, {
-            row: reason + short(values[row]) if reason.endswith(" ") else reason for row, reason in bad.items()
+            row: reason + short_repr(values[row]) if reason.endswith(" ") else reason for row, reason in bad.items()
         }
 
     def absent(self, rows: int) -> tuple[Any, Misfits]:
@@ -175,7 +175,7 @@ class Column:
         return replace(self, shape=shape, default=default, padding=None, max_length=None, per_octave=1)
 
     @property
-    def named(self) -> str:
+    def type_name(self) -> str:
         """Accepted values in words, for messages."""
         return "a time" if self.times else "text" if self.dtype.kind == "U" else str(self.dtype)
 
@@ -192,8 +192,8 @@ class Column:
             minimum, maximum = self.integer_range()
             low = minimum if low is None else max(minimum, low)
             high = maximum if high is None else min(maximum, high)
-        within = "" if low is None and high is None else f" from {low} to {high}"
-        return f"takes {finite}{self.dtype}{within}; received "
+        limits = "" if low is None and high is None else f" from {low} to {high}"
+        return f"takes {finite}{self.dtype}{limits}; received "
 
 
 def as_column(value: Any) -> Column:
@@ -207,8 +207,8 @@ def as_column(value: Any) -> Column:
 
 def absent_column(argument: str, name: Any, columns: Iterable[str]) -> NoReturn:
     """Raise a ConfigurationError that the column named by `argument` does not exist."""
-    known = list(columns)
-    raise ConfigurationError(f"{argument} is not among the columns {known}{did_you_mean(name, known)}")
+    names = list(columns)
+    raise ConfigurationError(f"{argument} is not among the columns {names}{did_you_mean(name, names)}")
 
 
 def known_arguments(owner: str, value: Mapping[str, Any], accepted: list[str], needed: str) -> Mapping[str, Any]:
@@ -221,7 +221,7 @@ def known_arguments(owner: str, value: Mapping[str, Any], accepted: list[str], n
     return value
 
 
-def short(value: Any) -> str:
+def short_repr(value: Any) -> str:
     """Return the repr of a value, cut to 80 characters."""
     text = repr(value.tolist() if isinstance(value, np.ndarray | np.generic) else value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -37,23 +37,23 @@ def single(column: Column, values: Any, text: bool, strict: bool) -> tuple[np.nd
         rows: Any = values
         values = [row if len(row) else MISSING for row in rows]
     masked = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
-    read = None
+    exact = None
     if isinstance(values, np.ndarray) and values.ndim == 1:
         array = values if masked is None else np.asarray(values)
-        read = _exact_array(column, array, strict)
+        exact = _exact_array(column, array, strict)
         number = column.dtype.kind != "U" and not column.times
-        if read is None and array.dtype.kind == "U" and number and (text or column.coerce):
+        if exact is None and array.dtype.kind == "U" and number and (text or column.coerce):
             texts = array if masked is None else np.where(masked, "", array)
-            return _fitted(column, *_exact_texts(column, texts, strict))
-        if read is None:
+            return _fit(column, *_exact_texts(column, texts, strict))
+        if exact is None:
             values = list(array) if array.dtype.kind in "mM" else array.tolist()
             if masked is not None:
                 values = [MISSING if absent else value for value, absent in zip(values, masked, strict=True)]
         elif masked is not None:
-            read = (read[0], masked if read[1] is None else masked | read[1])
-    if read is not None:
-        return _fitted(column, *read, {})
-    return _fitted(column, *_exact_list(column, values, text, strict))
+            exact = (exact[0], masked if exact[1] is None else masked | exact[1])
+    if exact is not None:
+        return _fit(column, *exact, {})
+    return _fit(column, *_exact_list(column, values, text, strict))
 
 
 def _exact_array(column: Column, array: np.ndarray, strict: bool) -> tuple[np.ndarray, np.ndarray | None] | None:
@@ -129,13 +129,13 @@ def _exact_list(column: Column, values: Any, text: bool, strict: bool) -> tuple[
     bad: Misfits = {}
     for row, value in enumerate(values):
         try:
-            read = _read(column, value, text, strict)
-            if read is MISSING:
+            exact_value = _read_value(column, value, text, strict)
+            if exact_value is MISSING:
                 absent[row] = True
             else:
-                exact[row] = read
+                exact[row] = exact_value
         except MisfitError as misfit:
-            bad[row] = f"takes {column.named}; {misfit}: "
+            bad[row] = f"takes {column.type_name}; {misfit}: "
         except RangeError:
             bad[row] = column.out_of_range
     return np.array(exact, column.dtype if kind in "iu" else _EXACT_DTYPES[kind]), absent, bad
@@ -147,16 +147,16 @@ def _exact_texts(column: Column, texts: np.ndarray, strict: bool) -> tuple[np.nd
     if column.dtype.kind != "f":
         low, high = column.integer_range()
         plain &= absent | ((numbers >= low) & (numbers <= high))
-    rows = np.flatnonzero(~plain)
-    if not len(rows):
+    others = np.flatnonzero(~plain)
+    if not len(others):
         return numbers, absent, {}
-    others, missing, bad = _exact_list(column, texts[rows].tolist(), True, strict)
+    exact_others, missing, bad = _exact_list(column, texts[others].tolist(), True, strict)
     exact = numbers.astype(column.dtype if column.dtype.kind in "iu" else _EXACT_DTYPES[column.dtype.kind])
-    exact[rows], absent[rows] = others, missing
-    return exact, absent, {int(rows[row]): reason for row, reason in bad.items()}
+    exact[others], absent[others] = exact_others, missing
+    return exact, absent, {int(others[row]): reason for row, reason in bad.items()}
 
 
-def _read(column: Column, value: Any, text: bool, strict: bool) -> Any:
+def _read_value(column: Column, value: Any, text: bool, strict: bool) -> Any:
     """Return the exact value of one row, or MISSING; raise MisfitError or RangeError."""
     kind = column.dtype.kind
     if is_missing(value) and (column.coerce or not isinstance(value, float | np.floating)):
@@ -189,22 +189,22 @@ def _read(column: Column, value: Any, text: bool, strict: bool) -> Any:
     return number
 
 
-def _fitted(column: Column, exact: np.ndarray, absent: np.ndarray | None, bad: Misfits) -> tuple[np.ndarray, Misfits]:
+def _fit(column: Column, exact: np.ndarray, absent: np.ndarray | None, bad: Misfits) -> tuple[np.ndarray, Misfits]:
     """Convert exact values to the column's dtype; missing ones get the default."""
     if column.dtype.kind == "U":
         array = exact
     else:
         with np.errstate(over="ignore", invalid="ignore"):
             array = exact.astype(column.dtype, copy=False)
-        wrong = None
+        is_wrong = None
         if column.dtype.kind != "f":
-            wrong = _outside(exact, *column.integer_range())
+            is_wrong = _outside(exact, *column.integer_range())
         elif not column.allow_nan:
-            wrong = None if (finite := np.isfinite(array)).all() else ~finite
-        wrong = _or(wrong, _outside(exact, column.minimum, column.maximum))
-        if wrong is not None:
-            wrong = wrong if absent is None else wrong & ~absent
-            for row in np.flatnonzero(wrong):
+            is_wrong = None if (finite := np.isfinite(array)).all() else ~finite
+        is_wrong = _either(is_wrong, _outside(exact, column.minimum, column.maximum))
+        if is_wrong is not None:
+            is_wrong = is_wrong if absent is None else is_wrong & ~absent
+            for row in np.flatnonzero(is_wrong):
                 bad.setdefault(int(row), column.out_of_range)
     if absent is not None and absent.any():
         if column.default is not None:
@@ -223,8 +223,8 @@ def fixed(column: Column, values: Any, text: bool, strict: bool) -> tuple[np.nda
         rows: Any = values
         values = [row if len(row) else MISSING for row in rows]
     if isinstance(values, np.ndarray) and values.shape[1:] == column.shape and values.dtype != object:
-        array, within = _within(column.element, values.reshape(-1), text, strict)
-        return array.reshape(len(values), *column.shape), _of_rows(within, np.repeat(np.arange(len(values)), size))
+        array, inner = _convert_inner(column.element, values.reshape(-1), text, strict)
+        return array.reshape(len(values), *column.shape), _first_per_row(inner, np.repeat(np.arange(len(values)), size))
     flat: list[Any] = []
     bad: Misfits = {}
     blank = ["" if column.dtype.kind == "U" else 0] * size
@@ -232,13 +232,13 @@ def fixed(column: Column, values: Any, text: bool, strict: bool) -> tuple[np.nda
         if is_missing(value) and column.default is None:
             bad[row] = "is missing"
         try:
-            flat += blank if row in bad else _flat(column.default if is_missing(value) else value, column.shape)
+            flat += blank if row in bad else _flatten(column.default if is_missing(value) else value, column.shape)
         except MisfitError as misfit:
             bad[row] = f"takes rows of shape {list(column.shape)}; {misfit}: "
             flat += blank
-    array, within = _within(column.element, flat, text, strict)
-    found = _of_rows(within, np.repeat(np.arange(len(values)), size))
-    return array.reshape(len(values), *column.shape), {**found, **bad}
+    array, inner = _convert_inner(column.element, flat, text, strict)
+    misfits = _first_per_row(inner, np.repeat(np.arange(len(values)), size))
+    return array.reshape(len(values), *column.shape), {**misfits, **bad}
 
 
 def lists(column: Column, values: Any, text: bool, strict: bool) -> tuple[Ragged, Misfits]:
@@ -259,15 +259,15 @@ def lists(column: Column, values: Any, text: bool, strict: bool) -> tuple[Ragged
                     bad[row] = "is missing"
                 value = column.default or ()
             if not isinstance(value, list | tuple | np.ndarray) or (isinstance(value, np.ndarray) and not value.ndim):
-                bad[row] = f"takes lists of {column.named}; {coercion.received(value)}: "
+                bad[row] = f"takes lists of {column.type_name}; {coercion.received(value)}: "
                 value = ()
             counts.append(len(value))
             flat.extend(value)
         lengths = np.array(counts, np.int64)
-    array, within = _within(column.element, flat, text, strict)
+    array, inner = _convert_inner(column.element, flat, text, strict)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    found = _of_rows(within, np.repeat(np.arange(len(lengths)), lengths))
-    return Ragged(array, offsets, **column.blank(0).options), {**found, **bad}
+    misfits = _first_per_row(inner, np.repeat(np.arange(len(lengths)), lengths))
+    return Ragged(array, offsets, **column.blank(0).options), {**misfits, **bad}
 
 
 def _are_arrays(rows: Any) -> bool:
@@ -277,7 +277,7 @@ def _are_arrays(rows: Any) -> bool:
     return len({row.dtype for row in rows}) == 1
 
 
-def _within(column: Column, values: Any, text: bool, strict: bool) -> tuple[Any, Misfits]:
+def _convert_inner(column: Column, values: Any, text: bool, strict: bool) -> tuple[Any, Misfits]:
     """Convert the values within rows; misfits are keyed by the index of the value."""
     if not len(values):
         return column.blank(0), {}
@@ -285,7 +285,7 @@ def _within(column: Column, values: Any, text: bool, strict: bool) -> tuple[Any,
     return array, {row: "holds a missing value: " if why == "is missing" else why for row, why in bad.items()}
 
 
-def _flat(value: Any, shape: Sequence[Any]) -> list[Any]:
+def _flatten(value: Any, shape: Sequence[Any]) -> list[Any]:
     """Return the values of a row as a flat list; raise MisfitError for another shape."""
     if not isinstance(value, list | tuple | np.ndarray):
         raise MisfitError(coercion.received(value))
@@ -293,18 +293,18 @@ def _flat(value: Any, shape: Sequence[Any]) -> list[Any]:
         raise MisfitError(f"received {len(value)} values instead of {shape[0]}")
     if len(shape) == 1:
         return list(value)
-    return [inner for part in value for inner in _flat(part, shape[1:])]
+    return [inner for part in value for inner in _flatten(part, shape[1:])]
 
 
-def _of_rows(within: Misfits, row: np.ndarray) -> Misfits:
-    """Return the first misfit of each row; `row[i]` is the row of value i."""
-    found: Misfits = {}
-    for number, reason in within.items():
-        found.setdefault(int(row[number]), reason)
-    return found
+def _first_per_row(inner: Misfits, row_of: np.ndarray) -> Misfits:
+    """Return the first misfit of each row; `row_of[i]` is the row of value i."""
+    misfits: Misfits = {}
+    for number, reason in inner.items():
+        misfits.setdefault(int(row_of[number]), reason)
+    return misfits
 
 
-def _or(first: np.ndarray | None, second: np.ndarray | None) -> np.ndarray | None:
+def _either(first: np.ndarray | None, second: np.ndarray | None) -> np.ndarray | None:
     if first is None or second is None:
         return second if first is None else first
     return first | second
@@ -319,7 +319,7 @@ def _outside(array: np.ndarray, low: float | None, high: float | None) -> np.nda
     if low is not None and not array.min() >= low:
         bad = ~(array >= low)
     if high is not None and not array.max() <= high:
-        bad = _or(bad, ~(array <= high))
+        bad = _either(bad, ~(array <= high))
     return bad
 
 

@@ -82,9 +82,9 @@ class CsvFormat:
 def checked_encoding(name: Any) -> str:
     """Return the canonical name of an encoding; ConfigurationError if unsupported."""
     try:
-        known = codecs.lookup(name).name.removesuffix("-sig")
-        if known in UTF_16 or (_ENCODINGS.fullmatch(known) and "a\n".encode(known) == b"a\n"):
-            return known
+        canonical = codecs.lookup(name).name.removesuffix("-sig")
+        if canonical in UTF_16 or (_ENCODINGS.fullmatch(canonical) and "a\n".encode(canonical) == b"a\n"):
+            return canonical
     except (LookupError, TypeError, ValueError):
         pass
     accepted = ("utf-8", "utf-16", "cp1252", "latin-1", "gb18030", "shift_jis")
@@ -161,7 +161,7 @@ class EncodedFile:
         ends = np.flatnonzero(np.frombuffer(self._raw, self._unit) == 10)
         return (int(ends[text.count(b"\n") - 1]) + 1) * self._unit.itemsize
 
-    def lines(self, address: int, end: int) -> int:
+    def count_lines(self, address: int, end: int) -> int:
         """Return the number of line ends between two addresses."""
         count = 0
         self._file.seek(address)

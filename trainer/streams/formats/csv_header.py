@@ -36,31 +36,31 @@ def names(header: bytes, path: Path, csv_format: CsvFormat, declared: Collection
         StreamError: the header is not text, names a `declared` column twice, or names none of them.
     """
     try:
-        found = split(header, csv_format)
+        header_names = split(header, csv_format)
     except (UnicodeDecodeError, csv.Error) as error:
         raise StreamError(
             f"segment {path} is damaged: its first line has no names: {error}{other_format(path, csv_format)}"
         ) from error
     for name in declared:
-        if found.count(name) > 1:
+        if header_names.count(name) > 1:
             raise StreamError(
-                f"segment {path}: its first line names column {name!r} {found.count(name)} times; "
+                f"segment {path}: its first line names column {name!r} {header_names.count(name)} times; "
                 "give every column its own name"
             )
-    if not set(declared) & set(found):
-        shown = ", ".join(map(repr, found[:5])) + (", ..." if len(found) > 5 else "")
+    if not set(declared) & set(header_names):
+        shown = ", ".join(map(repr, header_names[:5])) + (", ..." if len(header_names) > 5 else "")
         raise StreamError(
             f"segment {path}: its first line names none of the declared columns {', '.join(list(declared)[:10])}; "
             f"received {shown}{other_format(path, csv_format)}"
         )
-    return found
+    return header_names
 
 
 def names_of_file(path: Path, csv_format: CsvFormat) -> list[str]:
     """Return the column names in a file's header."""
-    own = csv_format.for_file(path)
-    file = EncodedFile(path, own.encoding)
+    file_format = csv_format.for_file(path)
+    file = EncodedFile(path, file_format.encoding)
     try:
-        return split(read(file) or b"", own)
+        return split(read(file) or b"", file_format)
     finally:
         file.close()

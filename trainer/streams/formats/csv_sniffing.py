@@ -14,12 +14,12 @@ from .csv_format import CsvFormat
 DELIMITERS = (",", ";", "\t", "|")
 _SAMPLE = 1 << 16  # number of characters examined for the delimiter
 _SCANNED = 1 << 28  # number of bytes examined for the encoding
-_HIGH = re.compile(rb"[\x80-\xff]+")
+_NON_ASCII = re.compile(rb"[\x80-\xff]+")
 # Western European letters in cp1252, and the signs that occur in prose: euro, quotation marks, dashes, degrees.
 _WESTERN = bytes(range(0xC0, 0x100)) + bytes.fromhex("80 84 85 91 92 93 94 95 96 97 a0 a7 ab b0 b2 b3 b4 b5 bb bc bd")
-_ASKED = ("gb18030", "shift_jis", "big5", "cp949", "cp1250", "cp1251", "cp1252")
+_CANDIDATES = ("gb18030", "shift_jis", "big5", "cp949", "cp1250", "cp1251", "cp1252")
 _WITHIN_A_WORD = re.compile(rb"[A-Za-z][\xdf-\xff]{2}[a-z]")  # two such letters in a word, as in German "Größe"
-_SHOWN = 30  # characters of a line in messages
+_SHOWN_CHARACTERS = 30  # characters of a line in messages
 
 
 def sniff(path: Path, given: CsvFormat | None = None) -> CsvFormat:
@@ -55,16 +55,16 @@ def _has_outer_spaces(lines: list[str], delimiter: str) -> bool:
 def other_format(path: Path, csv_format: CsvFormat) -> str:
     """Return a suffix for an error message that names the format of a file."""
     try:
-        found = sniff(path)
+        detected = sniff(path)
     except (DataError, OSError) as error:
         return f"; {error}"
-    wanted = {
+    changes = {
         name: value
-        for name, value in vars(found.for_file(path)).items()
+        for name, value in vars(detected.for_file(path)).items()
         if name in ("delimiter", "encoding") and value != getattr(csv_format, name)
     }
-    shown = ", ".join(f"{name}: {value!r}" for name, value in wanted.items())
-    return f"; this file fits csv: {{{shown}}} in the section features, Features(csv=...)" if wanted else ""
+    shown = ", ".join(f"{name}: {value!r}" for name, value in changes.items())
+    return f"; this file fits csv: {{{shown}}} in the section features, Features(csv=...)" if changes else ""
 
 
 def _encoding(path: Path) -> str:
@@ -81,28 +81,28 @@ def _encoding(path: Path) -> str:
             try:
                 decoder.decode(block)
             except UnicodeDecodeError:
-                return _single_byte(path, block)
+                return _single_byte_encoding(path, block)
             block = file.read(1 << 20)
     return "utf-8"
 
 
-def _single_byte(path: Path, block: bytes) -> str:
+def _single_byte_encoding(path: Path, block: bytes) -> str:
     """Return "cp1252" if the text looks Western European, else raise DataError.
 
     In Western European words, letters beyond ASCII mostly stand alone or in pairs. In other languages they form longer
     runs, and several encodings fit; the message then shows a line of the file in each of them.
     """
-    runs = _HIGH.findall(block)
-    high = b"".join(runs)
+    runs = _NON_ASCII.findall(block)
+    non_ascii = b"".join(runs)
     count = len(runs) + len(_WITHIN_A_WORD.findall(block))
-    if len(high) < 1.7 * count and len(high.translate(None, _WESTERN)) < 0.05 * len(high):
+    if len(non_ascii) < 1.7 * count and len(non_ascii.translate(None, _WESTERN)) < 0.05 * len(non_ascii):
         return "cp1252"
-    line = next(line for line in block.split(b"\n") if _HIGH.search(line))
-    readings = {name: line.decode(name, "replace").strip()[:_SHOWN] for name in _ASKED}
+    line = next(line for line in block.split(b"\n") if _NON_ASCII.search(line))
+    readings = {name: line.decode(name, "replace").strip()[:_SHOWN_CHARACTERS] for name in _CANDIDATES}
     fitting = [f"{name} {text!r}" for name, text in readings.items() if "\ufffd" not in text]
     raise DataError(
         f"{path} is not UTF-8; give --encoding NAME, in YAML features: {{csv: {{encoding: NAME}}}}. A line of it reads "
-        f"as {'; '.join(fitting) or 'text in none of ' + ', '.join(_ASKED)}"
+        f"as {'; '.join(fitting) or 'text in none of ' + ', '.join(_CANDIDATES)}"
     )
 
 

@@ -18,17 +18,17 @@ from ..dead_letter import BadRow, DeadLetter
 from . import arrow
 from .column import MISSING
 from .json_messages import as_lines
-from .schema import Decoded, Schema, as_schema, joined
+from .schema import Decoded, Schema, as_schema, join_parts
 from .text_blocks import BlockParser, UnusualError, json_parser
 
 logger = logging.getLogger(__name__)
 
 MAX_RECORD_BYTES = 16 << 20
-_SHOWN = 1 << 16  # bytes of a record that are kept for the dead-letter file
-_MIN_BLOCK = 1 << 16  # minimum bytes of JSON messages that are read faster as a block
-_MIN_NAMED = 1 << 18  # minimum bytes of JSON messages for a warning that they are read one by one
+_KEPT_BYTES = 1 << 16  # bytes of a record that are kept for the dead-letter file
+_MIN_BLOCK_BYTES = 1 << 16  # minimum bytes of JSON messages that are read faster as a block
+_MIN_WARNED_BYTES = 1 << 18  # minimum bytes of JSON messages for a warning that they are read one by one
 FORMATS = ("auto", "json", "arrow")
-_ARROW = b"\xff\xff\xff\xff"  # first bytes of an Arrow IPC stream
+_ARROW_MAGIC = b"\xff\xff\xff\xff"  # first bytes of an Arrow IPC stream
 
 
 def json_loader() -> Callable[[bytes], Any]:
@@ -40,35 +40,35 @@ def json_loader() -> Callable[[bytes], Any]:
     try:
         import orjson
     except ImportError:
-        return _loads
+        return _parse_json
 
     def load(payload: bytes) -> Any:
         try:
             value = orjson.loads(payload)
         except orjson.JSONDecodeError:
-            return _loads(payload)
-        return _loads(payload) if has_long_number(payload) else value
+            return _parse_json(payload)
+        return _parse_json(payload) if has_long_number(payload) else value
 
     return load
 
 
 _DIGITS = bytes(ord("0") if chr(b).isdigit() else b if b == ord(".") else ord(" ") for b in range(128)) + b" " * 128
-_LONG = b"0" * 19  # digits of the shortest integer that orjson reads as a float
+_LONG_NUMBER = b"0" * 19  # digits of the shortest integer that orjson reads as a float
 
 
 def has_long_number(payload: bytes) -> bool:
     """Return whether JSON may hold an integer that orjson would round."""
     digits = payload.translate(_DIGITS)
-    return _LONG in digits and _LONG in digits.replace(b"." + _LONG, b".")  # a fraction may have as many digits
+    return _LONG_NUMBER in digits and _LONG_NUMBER in digits.replace(b"." + _LONG_NUMBER, b".")  # a fraction may have as many digits
 
 
-_scan = json.JSONDecoder().raw_decode
+_parse_value = json.JSONDecoder().raw_decode
 
 
-def _loads(payload: bytes) -> Any:
+def _parse_json(payload: bytes) -> Any:
     """Parse UTF-8 JSON like `json.loads`, but 20% faster, without encoding detection."""
     text = payload.decode("utf-8").strip(" \t\r\n")
-    value, end = _scan(text)
+    value, end = _parse_value(text)
     if end != len(text):
         raise ValueError(f"more text after the value, at character {end}")
     return value
@@ -93,11 +93,11 @@ class Decoder:
         self.dead_letter = dead_letter
         self.source = source
         self.format = format
-        self._loads = json_loader()
-        self._told = False  # whether a warning was logged that lines or messages are read one by one
+        self._parse_json = json_loader()
+        self._warned = False  # whether a warning was logged that lines or messages are read one by one
         self._prepared = False  # whether `_parser` was created
         self._parser: BlockParser | None = None  # parses JSON messages that were polled together
-        self._halves = True  # whether to split a block that fails; true if most of the last block was parsed as blocks
+        self._try_halves = True  # whether to split a block that fails: whether most of the last block did not fail
 
     @property
     def schema(self) -> Schema:
@@ -121,21 +121,21 @@ class Decoder:
             payloads: JSON objects with one row each, JSON lists of such objects, or Arrow IPC streams.
             in_blocks: parse consecutive JSON messages as one block if that is faster; the rows are the same.
         """
-        binary = [self.format == "arrow" or (self.format == "auto" and p.startswith(_ARROW)) for p in payloads]
+        binary = [self.format == "arrow" or (self.format == "auto" and p.startswith(_ARROW_MAGIC)) for p in payloads]
         texts = (payload for payload, is_arrow in zip(payloads, binary, strict=True) if not is_arrow)
         # Searching the text for these words is faster than checking the type of every value.
-        messages = _Messages(self.schema, payloads, any(b"true" in text or b"false" in text for text in texts))
-        following: list[int] = []  # indexes of consecutive JSON messages not decoded yet
+        messages = _MessageRows(self.schema, payloads, any(b"true" in text or b"false" in text for text in texts))
+        pending: list[int] = []  # indexes of consecutive JSON messages that are not decoded yet
         for number, (payload, is_arrow) in enumerate(zip(payloads, binary, strict=True)):
             if len(payload) > self.max_record_bytes:
-                messages.unreadable(number, self.reason(len(payload)))
+                messages.add_unreadable(number, self.too_long_reason(len(payload)))
             elif is_arrow:
-                self._json_messages(messages, following, in_blocks)
-                following = []
-                self._arrow(messages, number, payload)
+                self._decode_json_messages(messages, pending, in_blocks)
+                pending = []
+                self._decode_arrow(messages, number, payload)
             else:
-                following.append(number)
-        self._json_messages(messages, following, in_blocks)
+                pending.append(number)
+        self._decode_json_messages(messages, pending, in_blocks)
         return messages.decoded()
 
     def decode_fields(self, messages: Sequence[Mapping[bytes, bytes]], list_delimiter: str) -> Decoded:
@@ -145,7 +145,7 @@ class Decoder:
         for number, message in enumerate(messages):
             size = sum(map(len, message.values()))
             if size > self.max_record_bytes:
-                bad.append(BadRow(number, 0, self.reason(size), b" ".join(message.values())[:_SHOWN]))
+                bad.append(BadRow(number, 0, self.too_long_reason(size), b" ".join(message.values())[:_KEPT_BYTES]))
                 continue
             try:
                 rows[number] = _as_text(message, "strict")
@@ -155,43 +155,43 @@ class Decoder:
         for name, column in self.schema.fields.items():
             cells: list[Any] = [row.get(name, MISSING) for row in rows.values()]
             if column.shape:
-                cells = [cell if cell is MISSING else column.cells(cell, list_delimiter) for cell in cells]
+                cells = [cell if cell is MISSING else column.split_list(cell, list_delimiter) for cell in cells]
             values[name] = cells
         decoded = self.schema.convert(values, len(rows), text=True, raw=list(rows.values()).__getitem__)
         return decoded.as_rows_of(list(rows), [0] * len(rows), np.ones(len(messages), np.int64), bad)
 
-    def reason(self, size: int) -> str:
+    def too_long_reason(self, size: int) -> str:
         """Return the reason why a record of `size` bytes is too long."""
         return f"takes a record of at most max_record_bytes={self.max_record_bytes}; received one of {size} bytes"
 
-    def reads_lines(self, what: Any, reason: str) -> None:
+    def warn_line_by_line(self, what: Any, reason: str) -> None:
         """Warn once that `what`, a file or a source, is read line by line, and why."""
-        if not self._told:
-            self._told = True
+        if not self._warned:
+            self._warned = True
             logger.warning("%s is read line by line, several times slower than in blocks: %s", what, reason)
 
-    def too_long(self, size: int, head: bytes) -> Decoded:
+    def too_long_record(self, size: int, head: bytes) -> Decoded:
         """Return a message with one bad row: a record of `size` bytes."""
-        bad = [BadRow(0, 0, self.reason(size), head[:_SHOWN])]
+        bad = [BadRow(0, 0, self.too_long_reason(size), head[:_KEPT_BYTES])]
         return self.schema.convert({}, 0).as_rows_of([], [], np.ones(1, np.int64), bad)
 
-    def _json_messages(self, messages: _Messages, numbers: list[int], in_blocks: bool) -> None:
+    def _decode_json_messages(self, messages: _MessageRows, numbers: list[int], in_blocks: bool) -> None:
         """Decode JSON messages, as a block if they are large enough."""
         size = sum(len(messages.payloads[number]) for number in numbers)
-        if not in_blocks or size < _MIN_BLOCK:
+        if not in_blocks or size < _MIN_BLOCK_BYTES:
             for number in numbers:
-                self._json(messages, number, messages.payloads[number])
+                self._decode_json(messages, number, messages.payloads[number])
             return
         if not self._prepared:
             self._prepared = True
             with contextlib.suppress(ConfigurationError):  # raised without pyarrow; messages are then read one by one
                 self._parser = json_parser(self.schema)
-        by_line, reason = self._json_block(messages, numbers, self._halves)
-        self._halves = 2 * by_line <= size
-        if size >= _MIN_NAMED and not self._halves and self._parser:
-            self.reads_lines(self.source, reason)
+        by_line, reason = self._decode_json_block(messages, numbers, self._try_halves)
+        self._try_halves = 2 * by_line <= size
+        if size >= _MIN_WARNED_BYTES and not self._try_halves and self._parser:
+            self.warn_line_by_line(self.source, reason)
 
-    def _json_block(self, messages: _Messages, numbers: list[int], halves: bool) -> tuple[int, str]:
+    def _decode_json_block(self, messages: _MessageRows, numbers: list[int], try_halves: bool) -> tuple[int, str]:
         """Decode messages as a block; if that fails, in two halves or one by one.
 
         Returns:
@@ -202,56 +202,56 @@ class Decoder:
         if self._parser is not None:
             try:
                 lines, counts = as_lines(payloads)
-                messages.add_rows(numbers, counts, self._with_reasons(self._parser(lines), lines))
+                messages.add_rows(numbers, counts, self._with_original_text(self._parser(lines), lines))
                 return 0, ""
             except arrow.errors() as error:
                 reason = str(error)
         half = len(numbers) // 2
-        if halves and half and size >= 2 * _MIN_BLOCK and self._parser is not None:
-            first, why = self._json_block(messages, numbers[:half], True)
-            second, reason = self._json_block(messages, numbers[half:], True)
-            return first + second, reason or why
+        if try_halves and half and size >= 2 * _MIN_BLOCK_BYTES and self._parser is not None:
+            first, first_reason = self._decode_json_block(messages, numbers[:half], True)
+            second, reason = self._decode_json_block(messages, numbers[half:], True)
+            return first + second, reason or first_reason
         for number, payload in zip(numbers, payloads, strict=True):
-            self._json(messages, number, payload)
+            self._decode_json(messages, number, payload)
         return size, reason
 
-    def _with_reasons(self, decoded: Decoded, lines: bytes) -> Decoded:
-        """Read bad rows again one by one, so that reasons show the original text."""
+    def _with_original_text(self, decoded: Decoded, lines: bytes) -> Decoded:
+        """Read bad rows again one by one, so that their reasons show the original text."""
         if not decoded.bad:
             return decoded
         texts = lines.split(b"\n")
-        again = self.schema.from_rows([self._loads(texts[bad.row]) for bad in decoded.bad], refuse_bools=True)
-        if len(again.bad) != len(decoded.bad):
+        reread = self.schema.from_rows([self._parse_json(texts[bad.row]) for bad in decoded.bad], refuse_bools=True)
+        if len(reread.bad) != len(decoded.bad):
             raise UnusualError("a row on its own is read differently than in a block")
-        bad = [replace(own, row=bad.row) for own, bad in zip(again.bad, decoded.bad, strict=True)]
+        bad = [replace(alone, row=bad.row) for alone, bad in zip(reread.bad, decoded.bad, strict=True)]
         return replace(decoded, bad=bad)
 
-    def _json(self, messages: _Messages, number: int, payload: bytes) -> None:
+    def _decode_json(self, messages: _MessageRows, number: int, payload: bytes) -> None:
         try:
-            value = self._loads(payload)
+            value = self._parse_json(payload)
         except (ValueError, RecursionError) as error:
-            messages.unreadable(number, f"not JSON: {error}")
+            messages.add_unreadable(number, f"not JSON: {error}")
             return
         rows = [value] if type(value) is dict else value
         if type(rows) is not list:
-            messages.unreadable(number, f"takes an object or a list of objects; received {type(value).__name__}")
+            messages.add_unreadable(number, f"takes an object or a list of objects; received {type(value).__name__}")
         elif not rows:
-            messages.unreadable(number, "an empty list of rows")
+            messages.add_unreadable(number, "an empty list of rows")
         else:
             for index, row in enumerate(rows):
                 messages.row(number, index, row)
             messages.counts[number] = len(rows)
 
-    def _arrow(self, messages: _Messages, number: int, payload: bytes) -> None:
+    def _decode_arrow(self, messages: _MessageRows, number: int, payload: bytes) -> None:
         try:
             decoded = arrow.convert(self.schema, arrow.read_payload(payload), read_only=True)
         except arrow.errors() as error:
-            messages.unreadable(number, f"not Arrow: {error}")
+            messages.add_unreadable(number, f"not Arrow: {error}")
             return
         if decoded.counts[0]:
             messages.add_table(number, decoded)
         else:
-            messages.unreadable(number, "an Arrow message without rows")
+            messages.add_unreadable(number, "an Arrow message without rows")
 
     def batch(
         self, decoded: Decoded, origins: Sequence[Span], rows_read: Mapping[int, int] | None = None
@@ -293,7 +293,7 @@ def _spans(decoded: Decoded, origins: Sequence[Span]) -> tuple[Span, ...]:
     return tuple(spans)
 
 
-class _Messages:
+class _MessageRows:
     """Collects the rows of consecutive messages, and converts JSON rows together."""
 
     def __init__(self, schema: Schema, payloads: Sequence[bytes], refuse_bools: bool) -> None:
@@ -302,12 +302,12 @@ class _Messages:
         self._bad: list[BadRow] = []
         # JSON rows not converted yet, with their message indexes and row indexes
         self._rows: list[dict[str, Any]] = []
-        self._messages: list[int] = []
-        self._numbers: list[int] = []
+        self._message_indices: list[int] = []
+        self._row_indices: list[int] = []
         # converted rows including bad ones, with their message indexes and row indexes
         self._parts: list[tuple[Decoded, Any, Any]] = []
 
-    def unreadable(self, message: int, reason: str) -> None:
+    def add_unreadable(self, message: int, reason: str) -> None:
         """Record a whole message as bad; it counts as one row."""
         self._bad.append(BadRow(message, 0, reason, self.payloads[message]))
 
@@ -316,8 +316,8 @@ class _Messages:
             self._bad.append(BadRow(message, number, f"a row is an object; received {type(row).__name__}", row))
             return
         self._rows.append(row)
-        self._messages.append(message)
-        self._numbers.append(number)
+        self._message_indices.append(message)
+        self._row_indices.append(number)
 
     def add_table(self, message: int, decoded: Decoded) -> None:
         self.add_rows([message], decoded.counts, decoded)
@@ -332,13 +332,13 @@ class _Messages:
     def _convert_rows(self) -> None:
         if self._rows:
             decoded = self.schema.from_rows(self._rows, self.refuse_bools)
-            self._parts.append((decoded, self._messages, self._numbers))
-            self._rows, self._messages, self._numbers = [], [], []
+            self._parts.append((decoded, self._message_indices, self._row_indices))
+            self._rows, self._message_indices, self._row_indices = [], [], []
 
     def decoded(self) -> Decoded:
         self._convert_rows()
         parts, messages, numbers = zip(*(self._parts or [(self.schema.convert({}, 0), (), ())]), strict=True)
-        whole = self.schema.writable(joined(parts))
+        whole = self.schema.writable(join_parts(parts))
         return whole.as_rows_of(np.concatenate(messages), np.concatenate(numbers), self.counts, self._bad)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from .csv_format import CsvFormat
 
-_SHOWN = 10_000  # number of values of a column that are examined
+_MAX_EXAMINED = 10_000  # number of values of a column that are examined
 # Forms of a number, by the separators they contain.
 _FORMS = {
     "whole": re.compile(r"[+-]?\d+([eE][+-]?\d+)?"),
@@ -28,7 +28,7 @@ _FORMS = {
 }
 _MISSING = ("?", "-", "--", ".", "na", "n/a", "#n/a", "nan", "nil", "none", "null", "missing", "unknown")
 _FEW_WORDS = 3
-_FEW = 20  # a column of at most this many different numbers may be categorical; a word in it may be a category too
+_FEW_NUMBERS = 20  # a column of at most this many different numbers may be categorical, and its words categories
 _THOUSANDS = {"comma": ",", "point": ".", "space": " ", "quote": "'"}
 _SIGN = "([€$£¥₽₹%]|EUR|USD|GBP|CHF|CNY|RMB)"
 _UNIT = re.compile(rf"(?:{_SIGN}\s?)?[+-]?\d[\d.,' \xa0\u202f]*(?:{_SIGN})?")
@@ -55,13 +55,13 @@ def problem_of(values: Sequence[Any], csv_format: CsvFormat) -> str | None:
     """Return why a column of numbers cannot be read in this format, or None."""
     forms = _forms(values)
     if forms is None:
-        units = {_UNIT.fullmatch(value.strip()) for value in _texts(values)}
-        found = {"".join(filter(None, match.groups())) if match else "" for match in units}
-        unit = found.pop() if len(found) == 1 else ""
-        if marks := marks_of_missing(values):
-            shown_marks = ", ".join(f"{text!r} in {count:,} rows" for text, count in marks.items())
-            remedy = f"leave these cells empty, or pass {_options(marks)}"
-            return f"numbers, but {shown_marks}, which seem to be missing values; {remedy}"
+        matches = {_UNIT.fullmatch(value.strip()) for value in _texts(values)}
+        symbols = {"".join(filter(None, match.groups())) if match else "" for match in matches}
+        unit = symbols.pop() if len(symbols) == 1 else ""
+        if words := missing_words(values):
+            shown_words = ", ".join(f"{text!r} in {count:,} rows" for text, count in words.items())
+            remedy = f"leave these cells empty, or pass {_options(words)}"
+            return f"numbers, but {shown_words}, which seem to be missing values; {remedy}"
         return f"numbers with {unit!r} behind or before them; write the numbers alone" if unit else None
     shown = {form: next(v for v in _texts(values) if _form(v.strip()) == form) for form in forms}
     if "unclear" in forms and (csv_format.decimal, csv_format.thousands) == (".", None):
@@ -82,7 +82,7 @@ def words_for_missing(columns: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
 
     A word that occurs in a column of other texts, such as "none" in "none, one, many", is a value and not returned.
     """
-    words = dict.fromkeys(word for values in columns.values() for word in marks_of_missing(values))
+    words = dict.fromkeys(word for values in columns.values() for word in missing_words(values))
     for values in columns.values() if words else ():
         texts = {value.strip() for value in _texts(values)}
         if any(text.lower() not in _MISSING and _form(text) is None for text in texts):
@@ -90,7 +90,7 @@ def words_for_missing(columns: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def marks_of_missing(values: Sequence[Any], known: Container[str] = _MISSING) -> dict[str, int]:
+def missing_words(values: Sequence[Any], known: Container[str] = _MISSING) -> dict[str, int]:
     """Return the words for missing values in a column of numbers, with their counts.
 
     The result is empty if the column has other texts or few different numbers.
@@ -100,11 +100,11 @@ def marks_of_missing(values: Sequence[Any], known: Container[str] = _MISSING) ->
         known: words that stand for a missing value, in lower case.
     """
     counts = Counter(value.strip() for value in _texts(values))
-    marks = {text: count for text, count in counts.items() if text.lower() in known}
+    words = {text: count for text, count in counts.items() if text.lower() in known}
     numbers = [text for text in counts if _form(text) is not None]
-    if len(marks) + len(numbers) < len(counts) or len(numbers) <= _FEW:
+    if len(words) + len(numbers) < len(counts) or len(numbers) <= _FEW_NUMBERS:
         return {}
-    return marks
+    return words
 
 
 def words_among_numbers(counts: Mapping[str, int]) -> str:
@@ -113,7 +113,7 @@ def words_among_numbers(counts: Mapping[str, int]) -> str:
     `counts` maps the different texts of a column to their counts.
     """
     words = [text for text in counts if _form(text.strip()) is None]
-    if not 0 < len(words) <= _FEW_WORDS or len(counts) - len(words) <= _FEW:
+    if not 0 < len(words) <= _FEW_WORDS or len(counts) - len(words) <= _FEW_NUMBERS:
         return ""
     return f"numbers except for {', '.join(map(repr, words))}; if that means a missing value, pass {_options(words)}"
 
@@ -123,7 +123,7 @@ def _options(words: Iterable[str]) -> str:
 
 
 def _texts(values: Sequence[Any]) -> Iterable[str]:
-    return (value for value in values[:_SHOWN] if isinstance(value, str) and value.strip())
+    return (value for value in values[:_MAX_EXAMINED] if isinstance(value, str) and value.strip())
 
 
 def _form(value: str) -> str | None:

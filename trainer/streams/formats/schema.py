@@ -116,20 +116,21 @@ class Decoded:
         return replace(self, message=messages, row=rows, counts=counts, bad=moved)
 
 
-def joined(parts: Sequence[Decoded]) -> Decoded:
+def join_parts(parts: Sequence[Decoded]) -> Decoded:
     """Concatenate the rows of all parts and renumber them as one message."""
     if len(parts) == 1 and len(parts[0].counts) == 1:
         return parts[0]
     counts = np.concatenate([part.counts for part in parts])
     starts = np.cumsum(counts) - counts
     rows, bad = [], []
-    for part, own in zip(parts, np.split(starts, np.cumsum([len(part.counts) for part in parts])[:-1]), strict=True):
-        rows.append(part.row + (own[0] if len(own) == 1 else own[part.message]))
-        bad += [replace(b, message=0, row=int(own[b.message]) + b.row) for b in part.bad]
+    ends = np.cumsum([len(part.counts) for part in parts])
+    for part, first in zip(parts, np.split(starts, ends[:-1]), strict=True):
+        rows.append(part.row + (first[0] if len(first) == 1 else first[part.message]))
+        bad += [replace(b, message=0, row=int(first[b.message]) + b.row) for b in part.bad]
     row = np.concatenate(rows)
     return Decoded(
-        {name: concatenated([part.columns[name] for part in parts]) for name in parts[0].columns},
-        None if parts[0].event_time is None else concatenated([part.event_time for part in parts]),
+        {name: concatenate([part.columns[name] for part in parts]) for name in parts[0].columns},
+        None if parts[0].event_time is None else concatenate([part.event_time for part in parts]),
         np.zeros_like(row),
         row,
         counts.sum(keepdims=True),
@@ -137,7 +138,7 @@ def joined(parts: Sequence[Decoded]) -> Decoded:
     )
 
 
-def concatenated(arrays: Sequence[Any]) -> Any:
+def concatenate(arrays: Sequence[Any]) -> Any:
     """Concatenate arrays; a single array is returned unchanged."""
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
@@ -198,14 +199,13 @@ class Schema:
             fields[self.event_time] = Column(np.float64, coerce=True, times=True, time_unit=self.event_time_unit)
         csv = CsvFormat.of(self.csv)
         if (csv.decimal, csv.thousands) != (".", None):
-            signs: dict[str, Any] = {"decimal": csv.decimal, "thousands": csv.thousands}
+            separators: dict[str, Any] = {"decimal": csv.decimal, "thousands": csv.thousands}
             fields = {
-                name: replace(column, **signs) if (column.decimal, column.thousands) == (".", None) else column
+                name: replace(column, **separators) if (column.decimal, column.thousands) == (".", None) else column
                 for name, column in fields.items()
             }
         if csv.missing:
-            own = {name: replace(column, missing=column.missing or csv.missing) for name, column in fields.items()}
-            fields = own
+            fields = {name: replace(column, missing=column.missing or csv.missing) for name, column in fields.items()}
         object.__setattr__(self, "csv", csv)
         object.__setattr__(self, "fields", fields)
         object.__setattr__(self, "sequences", as_aligned(self.aligned, fields))
@@ -233,11 +233,11 @@ class Schema:
         arrays: dict[str, np.ndarray] = {}
         reasons: dict[int, str] = {}
         for name, column in self.fields.items():
-            own = values.get(name)
-            if own is None:
+            raw_values = values.get(name)
+            if raw_values is None:
                 arrays[name], misfits = column.absent(rows)
             else:
-                arrays[name], misfits = column.convert(self._in_unit(name, own), text, refuse_bools)
+                arrays[name], misfits = column.convert(self._in_unit(name, raw_values), text, refuse_bools)
             for row, reason in misfits.items():
                 reasons.setdefault(row, f"column {name!r} {reason}")
         for lists in self.sequences:
@@ -246,14 +246,14 @@ class Schema:
         if self.event_time is not None:
             times, unclear = self._event_times(arrays[self.event_time])
             reasons = {**far_ahead(times, self.max_future), **unclear, **reasons}
-        good = np.arange(rows, dtype=np.int64)
+        good_rows = np.arange(rows, dtype=np.int64)
         if reasons:
-            good = np.delete(good, list(reasons))
-            arrays = {name: array[good] for name, array in arrays.items()}
-            times = None if times is None else times[good]
+            good_rows = np.delete(good_rows, list(reasons))
+            arrays = {name: array[good_rows] for name, array in arrays.items()}
+            times = None if times is None else times[good_rows]
         columns = {name: arrays[name] for name in self.columns}
         bad = [BadRow(0, row, reason, raw(row)) for row, reason in sorted(reasons.items())]
-        decoded = Decoded(columns, times, np.zeros_like(good), good, np.array([rows]), bad)
+        decoded = Decoded(columns, times, np.zeros_like(good_rows), good_rows, np.array([rows]), bad)
         return decoded if read_only else self.writable(decoded)
 
     def writable(self, decoded: Decoded) -> Decoded:

@@ -2,10 +2,9 @@
 
 Pyarrow parses blocks 2.4 to 2.9 times as fast as orjson parses lines, including the checks below.
 
-A parser returns the same good and bad rows as reading line by line, or it raises one of `arrow.errors`. The caller then
-splits the block or reads it line by line. A parser therefore rejects input that pyarrow reads differently from Python:
-invalid UTF-8, quotes inside fields, lone carriage returns, hexadecimal integers, and lines that do not contain exactly
-one row.
+A parser returns the same good and bad rows as reading line by line, or it raises one of `arrow.errors`; then the caller
+splits the block or reads it line by line. So a parser rejects input that pyarrow and Python read differently: invalid
+UTF-8, quotes inside fields, lone carriage returns, hexadecimal integers, and lines without exactly one row.
 
 If pyarrow cannot read a value in its column's type, such as a number written as text, it reads the value in the type in
 which it is written; `Column.convert` then converts it.
@@ -32,7 +31,7 @@ BlockParser = Callable[[bytes], Decoded]
 _LONGEST_FIELD = 131_072  # bytes; longer fields are rejected by Python's csv module
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _MIN_THREADED = 1 << 18  # bytes; smaller blocks are parsed by one thread
-_SEEN_LINES = 64  # number of first lines from which the types of a block's values are derived
+_SAMPLED_LINES = 64  # number of first lines of a block that show the types of its values
 _MINUS_0 = re.compile(rb"-0[^.eE]")
 _BLANK_LINE = re.compile(rb"(?:^|\n)[ \t\r\x0b\x0c]*\n")
 _AFTER_BRACE = re.compile(rb"\}[ \t\r\n]*[^ \t\r\n,}\]]")
@@ -47,32 +46,32 @@ def json_parser(schema: Schema) -> BlockParser:
     pa = arrow.require()
     import pyarrow.json as pa_json
 
-    types = {name: _type_of(column) for name, column in schema.fields.items()}
+    types = {name: _arrow_type(column) for name, column in schema.fields.items()}
 
     def read(data: bytes, rows: int, types: Mapping[str, Any]) -> Any:
         options = pa_json.ParseOptions(explicit_schema=pa.schema(types), unexpected_field_behavior="ignore")
         threaded = len(data) > _MIN_THREADED and rows > 1
-        reading = pa_json.ReadOptions(threaded, len(data) // 2 + 1 if threaded else len(data) + 1)
-        return pa_json.read_json(pa.BufferReader(data), reading, options)
+        read_options = pa_json.ReadOptions(threaded, len(data) // 2 + 1 if threaded else len(data) + 1)
+        return pa_json.read_json(pa.BufferReader(data), read_options, options)
 
     def parse(data: bytes) -> Decoded:
-        data = _lines(data)
+        data = _checked_lines(data)
         rows = data.count(b"\n")
-        if not _objects(data, rows):
+        if not _are_objects(data, rows):
             raise UnusualError("a line is not a JSON object, or holds the end of another one in a text")
         if b"\\u0000" in data:
             raise UnusualError("a text holds the character NUL")  # NumPy drops NUL at the end of a text
         try:
             table = read(data, rows, types)
         except pa.ArrowInvalid as error:
-            written = _types_written(schema, data, types)
+            written = _types_as_written(schema, data, types)
             if written == types:
                 raise
             try:
                 table = read(data, rows, written)
             except pa.ArrowInvalid:
                 raise error from None
-            types.update(written)  # the next block is probably written in the same way
+            types.update(written)  # the next block probably has the same types
         return _decoded(schema, {name: table.column(name) for name in schema.fields}, rows, data)
 
     return parse
@@ -90,26 +89,26 @@ def csv_parser(schema: Schema, names: Sequence[str], csv_format: CsvFormat, list
 
     fields = {name: column for name, column in schema.fields.items() if name in names}
     delimiter = csv_format.delimiter or ","
-    between, within = delimiter.encode(), list_delimiter.encode()
+    outer, inner = delimiter.encode(), list_delimiter.encode()
     decimals = {column.decimal for column in fields.values() if column.dtype.kind == "f" and not column.times}
     if len(set(names)) < len(names):
         raise UnusualError("two columns have one name")
-    if len(between) > 1:
+    if len(outer) > 1:
         raise UnusualError(f"the delimiter {delimiter!r} is not ASCII")
-    in_cells = {name for name, column in fields.items() if _in_cells(column) and len(within) == 1}
-    layouts = [_Layout.of(fields, names, lists, between, within) for lists in (in_cells, set[str]())]
+    split_lists = {name for name, column in fields.items() if _splits_into_cells(column) and len(inner) == 1}
+    layouts = [_Layout.of(fields, names, split, outer, inner) for split in (split_lists, set[str]())]
     # Spellings of numbers that pyarrow accepts and Python does not: 0x1F and nan(1).
-    odd = [b"0x", b"0X"] if any(column.dtype.kind in "iu" for column in fields.values()) else []
-    odd += [b"("] if any(column.allow_nan for column in fields.values()) else []
-    outer_spaces = re.compile(rb"(?:^ +| *(%s|\r?\n) *)" % re.escape(between))
-    quoted = quoted_fields(between)
-    others = bytes(byte for byte in range(256) if byte not in (*between, *within, 10))
+    odd_spellings = [b"0x", b"0X"] if any(column.dtype.kind in "iu" for column in fields.values()) else []
+    odd_spellings += [b"("] if any(column.allow_nan for column in fields.values()) else []
+    outer_spaces = re.compile(rb"(?:^ +| *(%s|\r?\n) *)" % re.escape(outer))
+    quoted = quoted_fields(outer)
+    non_delimiters = bytes(byte for byte in range(256) if byte not in (*outer, *inner, 10))
 
     def read(data: bytes, columns: list[str], types: Mapping[str, Any], quotes: bool) -> Any:
-        parsing = pa_csv.ParseOptions(
+        parse_options = pa_csv.ParseOptions(
             delimiter=delimiter, quote_char='"' if quotes else False, escape_char=False, ignore_empty_lines=True
         )
-        converting = pa_csv.ConvertOptions(
+        convert_options = pa_csv.ConvertOptions(
             column_types=types,
             include_columns=list(types),
             decimal_point=next(iter(decimals), "."),
@@ -119,13 +118,13 @@ def csv_parser(schema: Schema, names: Sequence[str], csv_format: CsvFormat, list
             false_values=["false", "False", "FALSE", "0"],
         )
         threaded = len(data) > _MIN_THREADED
-        reading = pa_csv.ReadOptions(
+        read_options = pa_csv.ReadOptions(
             use_threads=threaded, block_size=len(data) // 2 + 1 if threaded else len(data) + 1, column_names=columns
         )
-        return pa_csv.read_csv(pa.BufferReader(data), reading, parsing, converting)
+        return pa_csv.read_csv(pa.BufferReader(data), read_options, parse_options, convert_options)
 
     def parse(data: bytes) -> Decoded:
-        data = _lines(data)
+        data = _checked_lines(data)
         quotes = b'"' in data
         if quotes and (csv_format.strip or not all_quoted(data, quoted)):
             raise UnusualError("a quoted field has text or spaces outside of its quotes")
@@ -140,12 +139,12 @@ def csv_parser(schema: Schema, names: Sequence[str], csv_format: CsvFormat, list
             raise UnusualError("a line is blank")
         rows = len(ends)
         layout = layouts[0]
-        if in_cells and data.translate(None, others) == layout.delimiters * rows:
-            data = data.replace(within, between)  # all lists have their declared length: one cell per value
-        elif in_cells:  # a list has a different length, or another field contains the list delimiter
+        if split_lists and data.translate(None, non_delimiters) == layout.delimiters * rows:
+            data = data.replace(inner, outer)  # all lists have their declared length: one cell per value
+        elif split_lists:  # a list has a different length, or another field contains the list delimiter
             layout = layouts[1]
         columns, texts = layout.columns, dict.fromkeys(layout.types, pa.string())
-        if len(decimals) > 1 or any(part in data for part in odd):
+        if len(decimals) > 1 or any(part in data for part in odd_spellings):
             table = read(data, columns, texts, quotes)
         else:
             try:
@@ -154,11 +153,11 @@ def csv_parser(schema: Schema, names: Sequence[str], csv_format: CsvFormat, list
                 table = read(data, columns, texts, quotes)
         values: dict[str, Any] = {}
         for name, column in fields.items():
-            own = [table.column(cell) for cell in layout.cells[name]]
+            arrays = [table.column(cell) for cell in layout.cells[name]]
             if column.shape and name not in layout.lists:
-                values[name] = [column.cells(cell, list_delimiter) for cell in own[0].to_pylist()]
+                values[name] = [column.split_list(cell, list_delimiter) for cell in arrays[0].to_pylist()]
             else:
-                values[name] = own if column.shape else own[0]
+                values[name] = arrays if column.shape else arrays[0]
         return _decoded(schema, values, rows)
 
     return parse
@@ -166,9 +165,9 @@ def csv_parser(schema: Schema, names: Sequence[str], csv_format: CsvFormat, list
 
 def quoted_fields(delimiter: bytes) -> re.Pattern[bytes]:
     """Return the pattern of fields that are quoted completely and lie on one line."""
-    sign = re.escape(delimiter)
-    begin = rb'"(?<![^%s\n]")' % sign  # begins with the quote, because the search for one character is fast
-    return re.compile(begin + rb'[^"\n]*(?:""[^"\n]*)*"(?=%s|\r?(?:\n|\Z))' % sign)
+    separator = re.escape(delimiter)
+    begin = rb'"(?<![^%s\n]")' % separator  # the quote is first, because the search for one character is fast
+    return re.compile(begin + rb'[^"\n]*(?:""[^"\n]*)*"(?=%s|\r?(?:\n|\Z))' % separator)
 
 
 def all_quoted(data: bytes, quoted: re.Pattern[bytes]) -> bool:
@@ -176,17 +175,17 @@ def all_quoted(data: bytes, quoted: re.Pattern[bytes]) -> bool:
     return sum(field.count(b'"') for field in quoted.findall(data)) == data.count(b'"')
 
 
-def _in_cells(column: Column) -> bool:
+def _splits_into_cells(column: Column) -> bool:
     """Return whether pyarrow can read lists of the column as separate cells of a line."""
     return len(column.shape) == 1 and not column.ragged and column.dtype.kind not in "Ub"
 
 
-def _objects(data: bytes, rows: int) -> bool:
+def _are_objects(data: bytes, rows: int) -> bool:
     """Return whether `rows` lines hold one JSON object each, or are not valid JSON.
 
-    `pyarrow.json` crashes the process if the first value is null, and reads a later null as a row, so every top-level
-    value must be an object. Therefore a closing brace must be followed by a comma, another closing bracket, or the next
-    line. Lines with braces in strings may fail this test; they are then read one by one.
+    Every top-level value must be an object, because `pyarrow.json` crashes the process if the first value is null, and
+    reads a later null as a row. So only a comma, a closing bracket or the next line may follow a closing brace. Lines
+    with braces in strings may fail this test; they are then read one by one.
     """
     if not data.startswith(b"{") or not data.endswith((b"}\n", b"}\r\n")):
         return False
@@ -196,7 +195,7 @@ def _objects(data: bytes, rows: int) -> bool:
     return len(_AFTER_BRACE.findall(data)) == rows - 1
 
 
-def _lines(data: bytes) -> bytes:
+def _checked_lines(data: bytes) -> bytes:
     """Check that lines are UTF-8 text; return them with a line end after the last one."""
     data.decode("utf-8")
     if data.startswith(_BYTE_ORDER_MARK):  # pyarrow would drop it
@@ -224,7 +223,7 @@ class _Layout:
 
     @classmethod
     def of(
-        cls, fields: Mapping[str, Column], names: Sequence[str], lists: set[str], between: bytes, within: bytes
+        cls, fields: Mapping[str, Column], names: Sequence[str], lists: set[str], outer: bytes, inner: bytes
     ) -> _Layout:
         """Create the layout in which the fields `lists` have one cell per value.
 
@@ -232,8 +231,8 @@ class _Layout:
             fields: columns to read, by field name.
             names: all fields of a line.
             lists: names of the list fields to divide.
-            between: delimiter of fields.
-            within: delimiter of the values in a list.
+            outer: delimiter of fields.
+            inner: delimiter of the values in a list.
         """
         cells: dict[str, list[str]] = {}
         types: dict[str, Any] = {}
@@ -243,43 +242,43 @@ class _Layout:
             if name in fields:
                 column = fields[name]
                 as_text = column.times or (column.shape and name not in lists)
-                types |= dict.fromkeys(cells[name], _type_of(Column(np.str_ if as_text else column.dtype)))
-        delimiters = between.join(within * (len(own) - 1) for own in cells.values()) + b"\n"
-        return cls(cells, [cell for own in cells.values() for cell in own], types, delimiters, lists)
+                types |= dict.fromkeys(cells[name], _arrow_type(Column(np.str_ if as_text else column.dtype)))
+        delimiters = outer.join(inner * (len(of_field) - 1) for of_field in cells.values()) + b"\n"
+        return cls(cells, [cell for of_field in cells.values() for cell in of_field], types, delimiters, lists)
 
 
-def _type_of(column: Column, kind: str = "") -> Any:
+def _arrow_type(column: Column, kind: str = "") -> Any:
     """Return the Arrow type of a column, or of its shape with values of dtype `kind`."""
     import pyarrow as pa
 
     kinds = {"f": pa.float64(), "i": pa.int64(), "u": pa.int64(), "b": pa.bool_(), "U": pa.string()}
-    found = kinds[kind or column.dtype.kind]
+    arrow_type = kinds[kind or column.dtype.kind]
     for _ in column.shape:
-        found = pa.list_(found)
-    return found
+        arrow_type = pa.list_(arrow_type)
+    return arrow_type
 
 
-def _types_written(schema: Schema, data: bytes, types: Mapping[str, Any]) -> dict[str, Any]:
+def _types_as_written(schema: Schema, data: bytes, types: Mapping[str, Any]) -> dict[str, Any]:
     """Return the Arrow types of the columns, judged by the first lines."""
-    seen: dict[str, set[type]] = {name: set() for name in types}
-    for line in islice(data.split(b"\n", _SEEN_LINES), _SEEN_LINES):
+    types_of: dict[str, set[type]] = {name: set() for name in types}
+    for line in islice(data.split(b"\n", _SAMPLED_LINES), _SAMPLED_LINES):
         row = json.loads(line or b"{}") if len(line) < len(data) else {}
-        for name, found in seen.items():
-            found.update(_leaf_types(row.get(name), len(schema.fields[name].shape)))
+        for name, seen in types_of.items():
+            seen.update(_value_types(row.get(name), len(schema.fields[name].shape)))
     written = dict(types)
-    for name, found in seen.items():
+    for name, seen in types_of.items():
         column = schema.fields[name]
-        kind = _KINDS.get(frozenset(found - {type(None)}))
+        kind = _KIND_OF_TYPES.get(frozenset(seen - {type(None)}))
         if kind == "f" and column.as_given:
             continue  # the type of the column depends on all its numbers
         if kind == "i" and column.dtype.kind == "f" and not column.times:
             kind = "f"
         if kind is not None:
-            written[name] = _type_of(column, kind)
+            written[name] = _arrow_type(column, kind)
     return written
 
 
-_KINDS = {
+_KIND_OF_TYPES = {
     frozenset({str}): "U",
     frozenset({bool}): "b",
     frozenset({int}): "i",
@@ -288,9 +287,9 @@ _KINDS = {
 }
 
 
-def _leaf_types(value: Any, depth: int) -> set[type]:
+def _value_types(value: Any, depth: int) -> set[type]:
     if depth and isinstance(value, list):
-        return set().union(*(_leaf_types(part, depth - 1) for part in value))
+        return set().union(*(_value_types(part, depth - 1) for part in value))
     return {type(value)}
 
 

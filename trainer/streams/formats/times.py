@@ -1,8 +1,8 @@
 """Converts times given as numbers or texts to seconds.
 
 The unit of a number is declared, or recognised by its magnitude: times between 2001 and 2286 have 10 digits in seconds,
-13 in milliseconds, 16 in microseconds and 19 in nanoseconds. A number whose unit is unclear is rejected, and so is a
-date whose day and month could be swapped. Each value is read independently, so a value is the same time in every row.
+13 in milliseconds, 16 in microseconds and 19 in nanoseconds. Numbers whose unit is unclear are rejected, as are dates
+whose day and month could be swapped. Each value is read independently, so a value is the same time in every row.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}  # units per second
 DATE_UNIT = "yyyymmdd"
 TIME_UNITS = (*UNITS, DATE_UNIT)
 _ARGUMENTS = "Time(unit=...), event_time_unit of Features or Schema, time_unit of Column"
-# Magnitudes of the years 2001 to 2286, as integers, because they are compared with large integers exactly.
-_PLAIN = {"ms": (10**12, 10**13), "us": (10**15, 10**16), "ns": (10**18, 10**19)}
+# Range of a number for the years 2001 to 2286, by unit; integers, so that comparisons with large integers are exact.
+_MAGNITUDES = {"ms": (10**12, 10**13), "us": (10**15, 10**16), "ns": (10**18, 10**19)}
 _SECONDS_END = 10**10
 _DATES = (19_000_101, 21_991_231)  # first and last eight-digit date that is recognised
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
@@ -60,7 +60,7 @@ def seconds_of(text: str, unit: str | None = None, day_first: bool | None = None
     text = text.strip()
     if _NUMBER.fullmatch(text):
         if unit is None and len(text) in (8, 14) and text.isdigit() and _DATES[0] <= int(text[:8]) <= _DATES[1]:
-            return _packed(text)
+            return _seconds_of_digits(text)
         return seconds_of_number(int(text) if text.lstrip("+-").isdigit() else float(text), unit)
     match = _TIME.fullmatch(text)
     if match is None:
@@ -84,9 +84,9 @@ def seconds_of_number(value: int | float, unit: str | None = None) -> float:
     """
     if value != value or value in (float("inf"), -float("inf")):
         return float(value)
-    unit = _recognised(value) if unit is None else unit
+    unit = _recognise_unit(value) if unit is None else unit
     if unit == DATE_UNIT:
-        return _packed(str(int(value)) if value == int(value) else str(value))
+        return _seconds_of_digits(str(int(value)) if value == int(value) else str(value))
     if unit == "ns":
         return int(value // 1000) / 1e6
     return float(value) if unit == "s" else float(value) / UNITS[unit]
@@ -103,22 +103,22 @@ def seconds_of_array(values: np.ndarray, unit: str | None = None) -> np.ndarray 
     if unit == DATE_UNIT:
         return None
     if unit is None:
-        exact = values.astype(np.int64 if values.dtype.kind in "bi" else values.dtype)
-        size = np.abs(exact) if exact.dtype.kind in "fu" else np.abs(exact).astype(np.uint64)  # fits 2**63
-        if ((size >= _DATES[0]) & (size <= _DATES[1])).any():
+        numbers = values.astype(np.int64 if values.dtype.kind in "bi" else values.dtype)
+        magnitude = np.abs(numbers) if numbers.dtype.kind in "fu" else np.abs(numbers).astype(np.uint64)  # fits 2**63
+        if ((magnitude >= _DATES[0]) & (magnitude <= _DATES[1])).any():
             return None
-        rest = size >= _SECONDS_END
-        if not rest.any():
+        unclear = magnitude >= _SECONDS_END
+        if not unclear.any():
             return values.astype(np.float64)
         seconds = values.astype(np.float64)
-        for name, (low, high) in _PLAIN.items():
-            own = (size >= low) & (size < high)
-            rest &= ~own
-            if own.any():
-                found = seconds_of_array(values[own], name)
-                assert found is not None
-                seconds[own] = found
-        return None if (rest & np.isfinite(size)).any() else seconds
+        for name, (low, high) in _MAGNITUDES.items():
+            in_unit = (magnitude >= low) & (magnitude < high)
+            unclear &= ~in_unit
+            if in_unit.any():
+                converted = seconds_of_array(values[in_unit], name)
+                assert converted is not None
+                seconds[in_unit] = converted
+        return None if (unclear & np.isfinite(magnitude)).any() else seconds
     if unit == "ns":
         return np.floor_divide(values, 1000) / 1e6
     return values.astype(np.float64) / UNITS[unit]
@@ -151,7 +151,7 @@ def seconds_of_datetime(value: datetime.datetime | datetime.date) -> float:
     return (value - _EPOCH) // _MICROSECOND / 1e6
 
 
-def _recognised(value: int | float) -> str:
+def _recognise_unit(value: int | float) -> str:
     size = abs(value)
     if _DATES[0] <= size <= _DATES[1]:
         raise UnclearTimeError(
@@ -159,7 +159,7 @@ def _recognised(value: int | float) -> str:
         )
     if size < _SECONDS_END:
         return "s"
-    for unit, (low, high) in _PLAIN.items():
+    for unit, (low, high) in _MAGNITUDES.items():
         if low <= size < high:
             return unit
     raise UnclearTimeError(
@@ -167,7 +167,7 @@ def _recognised(value: int | float) -> str:
     )
 
 
-def _packed(digits: str) -> float:
+def _seconds_of_digits(digits: str) -> float:
     try:
         time = datetime.datetime.strptime(digits, {8: "%Y%m%d", 14: "%Y%m%d%H%M%S"}.get(len(digits), ""))
     except ValueError:
@@ -176,22 +176,22 @@ def _packed(digits: str) -> float:
 
 
 def _date_of(match: re.Match[str], day_first: bool | None) -> datetime.date | None:
-    found = match.groupdict()
-    if found["packed"]:
-        return datetime.datetime.strptime(found["packed"], "%Y%m%d").date()
-    if found["year"]:
-        return datetime.date(int(found["year"]), int(found["month"]), int(found["day"]))
-    if found["year2"]:
-        first, second, year = int(found["first"]), int(found["second"]), int(found["year2"])
+    groups = match.groupdict()
+    if groups["packed"]:
+        return datetime.datetime.strptime(groups["packed"], "%Y%m%d").date()
+    if groups["year"]:
+        return datetime.date(int(groups["year"]), int(groups["month"]), int(groups["day"]))
+    if groups["year2"]:
+        first, second, year = int(groups["first"]), int(groups["second"]), int(groups["year2"])
         if day_first is None and (first > 12 or second > 12 or first == second):
             day_first = first > 12
         elif day_first is None:
             readings = datetime.date(year, second, first), datetime.date(year, first, second)
             raise UnclearTimeError(f"a date that is {readings[0]} or {readings[1]}: declare day_first=True or False")
         return datetime.date(year, second, first) if day_first else datetime.date(year, first, second)
-    suffix = "3" if found["year3"] else "4"
-    month = _MONTHS.get(found["name" + suffix][:3].lower())
-    return None if month is None else datetime.date(int(found["year" + suffix]), month, int(found["day" + suffix]))
+    suffix = "3" if groups["year3"] else "4"
+    month = _MONTHS.get(groups["name" + suffix][:3].lower())
+    return None if month is None else datetime.date(int(groups["year" + suffix]), month, int(groups["day" + suffix]))
 
 
 def _seconds(day: datetime.date, match: re.Match[str]) -> float:
@@ -203,8 +203,8 @@ def _seconds(day: datetime.date, match: re.Match[str]) -> float:
     microsecond = int((match["fraction"] or "0")[:6].ljust(6, "0"))
     time = datetime.datetime(day.year, day.month, day.day, hour, minute, second, microsecond)
     zone = match["zone"] or ""
-    shift = 0
+    offset = 0
     if zone[:1] in ("+", "-"):
-        shift = int(zone[1:3]) * 60 + int(zone[-2:] if len(zone) > 3 else 0)
-        shift = -shift if zone[0] == "-" else shift
-    return seconds_of_datetime(time - datetime.timedelta(minutes=shift))
+        offset = int(zone[1:3]) * 60 + int(zone[-2:] if len(zone) > 3 else 0)
+        offset = -offset if zone[0] == "-" else offset
+    return seconds_of_datetime(time - datetime.timedelta(minutes=offset))

@@ -23,14 +23,14 @@ from ..retry import Retry
 logger = logging.getLogger(__name__)
 
 _MAX_WAIT = 10.0
-_START_SECONDS = 30.0  # how long `position` waits for a server's first answer
+_MAX_FIRST_WAIT = 30.0  # how long `position` waits for a server's first answer
 
 
 class BrokerStream(BufferedStream):
     """A stream of messages from a server; retries while the server is down.
 
-    A subclass implements `_fetch`, `_failed` and `_disconnect`, and sets `_errors`. It holds `_lock` during client
-    calls that must not run while the client is being closed.
+    A subclass implements `_fetch`, `_handle_failure` and `_disconnect`, and sets `_errors`. It holds `_lock` during
+    client calls that must not run while the client is being closed.
 
     Args:
         source: name of the stream in dead-letter files, such as "kafka clicks".
@@ -64,7 +64,7 @@ class BrokerStream(BufferedStream):
         self._lock = Lock()
         self._resume_rows: dict[str, Cursor] = {}  # by partition: cursor inside a message whose first rows are skipped
 
-    def _failed(self, error: Any) -> None:
+    def _handle_failure(self, error: Any) -> None:
         """Record a server failure and schedule a retry; raise if it is permanent."""
         raise NotImplementedError
 
@@ -82,7 +82,7 @@ class BrokerStream(BufferedStream):
         try:
             action()
         except self._errors as error:
-            self._failed(error)
+            self._handle_failure(error)
             return False
         self._retry.succeeded()
         return True
@@ -91,13 +91,13 @@ class BrokerStream(BufferedStream):
         """Close the client; called once, with `_lock` held."""
         raise NotImplementedError
 
-    def _retry_until(self, action: Callable[[], None], done: Callable[[], bool], unknown: str) -> None:
+    def _retry_until(self, action: Callable[[], None], done: Callable[[], bool], problem: str) -> None:
         """Repeat `action` until `done`; raise if the server does not answer in time."""
-        deadline = monotonic() + _START_SECONDS
+        deadline = monotonic() + _MAX_FIRST_WAIT
         while not done():
-            left = max(0.0, deadline - monotonic())
-            if not self._attempt(action, left) and left == 0:
-                raise StreamError(f"{self._retry.label} did not answer for {_START_SECONDS:.0f} s; {unknown}")
+            remaining = max(0.0, deadline - monotonic())
+            if not self._attempt(action, remaining) and remaining == 0:
+                raise StreamError(f"{self._retry.label} did not answer for {_MAX_FIRST_WAIT:.0f} s; {problem}")
 
     def _push_messages(self, decoded: Decoded, origins: Sequence[Span]) -> None:
         """Push decoded messages without the rows before the position of the last seek."""
@@ -108,25 +108,25 @@ class BrokerStream(BufferedStream):
                 rows_read[number] = cursor.row
         self._push(self._decoder.batch(decoded, origins, rows_read))
 
-    def _lost(self, message: str) -> None:
+    def _report_loss(self, message: str) -> None:
         """Warn that messages were removed unread, or raise if `on_missing` is "error"."""
         if self.on_missing == "error":
             raise StreamError(f"{message}. Pass on_missing='skip' to continue without the lost messages")
         logger.warning("%s; continuing there", message)
 
     def close(self) -> None:
-        already = self._closed
+        was_closed = self._closed
         super().close()
         self._retry.stop()
         with self._lock:
-            if not already:
+            if not was_closed:
                 self._disconnect()
         self.dead_letter.close()
 
 
-_PREFIX = "@mark:"  # a position holds the mark of a partition under "@mark:<partition>"
-_EVERY = 16
-_KEPT = 256
+_MARK_PREFIX = "@mark:"  # a position holds the mark of a partition under "@mark:<partition>"
+_MARK_INTERVAL = 16
+_MAX_MARKS = 256
 
 
 class Mark(NamedTuple):
@@ -139,8 +139,8 @@ class Mark(NamedTuple):
 class ReadMarks:
     """Remembers some records read from each partition, to detect a replaced log.
 
-    A position says how far a log was read, but not which log it was. So a resume reads a marked record again and
-    compares it. If that record was removed (retention, compaction), a replaced log is not detected.
+    An offset does not identify the log that was read. So a resume reads a marked record again and compares it.
+    If that record was removed (retention, compaction), a replaced log is not detected.
 
     Args:
         order: key function by which offsets are compared.
@@ -154,18 +154,18 @@ class ReadMarks:
         """Mark a record; the records of a partition must be added in order."""
         marks = self._marks.setdefault(partition, deque())
         marks.append(Mark(offset, checksum(content)))
-        if len(marks) > _KEPT:  # keep every second one: older marks serve only prefetched rows and may be sparse
+        if len(marks) > _MAX_MARKS:  # keep every second one; a position uses only the newest mark before it
             self._marks[partition] = deque([*list(marks)[:-1:2], marks[-1]])
 
     def begin(self, position: Position) -> None:
         """Load the marks in `position`; drop the marks of records that will be read again."""
         for name in [name for name in position if not name.startswith("@")]:
             cursor = Cursor.of(position[name])
-            kept = [mark for mark in self._marks.get(name, ()) if self._is_before(mark, cursor)]
-            parsed = self._parse(name, position.get(_PREFIX + name))
-            if parsed is not None and (not kept or self._order(kept[-1].offset) < self._order(parsed.offset)):
-                kept.append(parsed)
-            self._marks[name] = deque(kept)
+            marks = [mark for mark in self._marks.get(name, ()) if self._is_before(mark, cursor)]
+            parsed = self._parse(name, position.get(_MARK_PREFIX + name))
+            if parsed is not None and (not marks or self._order(marks[-1].offset) < self._order(parsed.offset)):
+                marks.append(parsed)
+            self._marks[name] = deque(marks)
 
     def _parse(self, name: str, value: Any) -> Mark | None:
         if value is None:
@@ -177,26 +177,26 @@ class ReadMarks:
                 return mark
         except (TypeError, ValueError):
             pass
-        raise StreamError(f"a position holds {_PREFIX + name!r} as [offset, checksum]; received {value!r}")
+        raise StreamError(f"a position holds {_MARK_PREFIX + name!r} as [offset, checksum]; received {value!r}")
 
     def forget(self, partition: str) -> None:
         """Drop the marks of a partition after its log was replaced."""
         self._marks.pop(partition, None)
 
     def before(self, partition: str, cursor: Cursor) -> Mark | None:
-        """Return the newest mark of a record at least partly read before `cursor`."""
+        """Return the mark of the newest record that was read before `cursor`, even partly."""
         marks = list(self._marks.get(partition, ()))  # copied, because another thread may append
         return next((mark for mark in reversed(marks) if self._is_before(mark, cursor)), None)
 
     def _is_before(self, mark: Mark, cursor: Cursor) -> bool:
-        at, end = self._order(mark.offset), self._order(cursor.offset)
-        return bool(at < end or (at == end and cursor.row))
+        offset, end = self._order(mark.offset), self._order(cursor.offset)
+        return bool(offset < end or (offset == end and cursor.row))
 
     def resolve(self, position: Position) -> Position:
         """Return `position` with a mark for every partition that has one."""
         marks = {n: self.before(n, Cursor.of(value)) for n, value in position.items() if not n.startswith("@")}
-        rest = {name: value for name, value in position.items() if not name.startswith(_PREFIX)}
-        return rest | {_PREFIX + name: list(mark) for name, mark in marks.items() if mark is not None}
+        rest = {name: value for name, value in position.items() if not name.startswith(_MARK_PREFIX)}
+        return rest | {_MARK_PREFIX + name: list(mark) for name, mark in marks.items() if mark is not None}
 
 
 def checksum(content: Iterable[bytes | None]) -> int:
@@ -211,4 +211,4 @@ def checksum(content: Iterable[bytes | None]) -> int:
 def indices_to_mark(origins: Sequence[Span]) -> list[int]:
     """Return the records to mark: every 16th, and each partition's last."""
     newest = {origin.partition: index for index, origin in enumerate(origins)}
-    return sorted({*range(0, len(origins), _EVERY), *newest.values()})
+    return sorted({*range(0, len(origins), _MARK_INTERVAL), *newest.values()})

@@ -23,7 +23,7 @@ from ..formats.schema import Schema
 from ..formats.segments import CsvReader, ParquetReader, Reader, TextReader
 from ..retry import Retry
 from .finished_segments import FinishedSegments
-from .folder_segments import LANES, PARTITION, Lanes, SegmentNames, folder_and_name, is_laned, kind_of, lane_of
+from .folder_segments import LANES, PARTITION, Lanes, SegmentNames, folder_and_name, has_lanes, kind_of, lane_of
 from .segment import OpenSegment, Progress
 
 logger = logging.getLogger(__name__)
@@ -111,9 +111,9 @@ class FileStream(BufferedStream):
         choice("on_missing", on_missing, ("error", "skip"))
         choice("on_change", on_change, ("error", "restart"))
         self.path = Path(path)
-        self._copies = copies = CachedSegments(str(path)) if is_url(path) else None
-        self.folder, single = folder_and_name(self.path) if copies is None else (copies.folder, copies.single)
-        self._segments = SegmentNames(self.folder, single, pattern, format, copies)
+        self._cache = cache = CachedSegments(str(path)) if is_url(path) else None
+        self.folder, single = folder_and_name(self.path) if cache is None else (cache.folder, cache.single)
+        self._segments = SegmentNames(self.folder, single, pattern, format, cache)
         self.pattern, self.format, self.end = pattern, format, end
         self.on_missing, self.on_change = on_missing, on_change
         self.names, self.list_delimiter = names, list_delimiter
@@ -124,20 +124,20 @@ class FileStream(BufferedStream):
         if format == "parquet":
             arrow.require()
         number("give_up_after", give_up_after, above=0, optional=True)
-        self._retry = Retry(f"folder {self._where}", give_up_after=give_up_after)
+        self._retry = Retry(f"folder {self._label}", give_up_after=give_up_after)
         self._listing: list[str] | None = None  # segments at the last listing; None before the first one
-        self._unread: deque[str] = deque()  # unread segments of the listing; the first ones may have been read since
+        self._unread: deque[str] = deque()  # segments unread at the last listing
         self._sizes: dict[str, int] = {}  # sizes of unread finished segments, in bytes
-        self._done = False
-        self._finished = FinishedSegments(self.folder, self._reader_of, copies)
+        self._no_more_segments = False  # whether the folder is complete
+        self._finished = FinishedSegments(self.folder, self._open_reader, cache)
         self._ended = False
         self._rows_read = self._bytes_read = 0
         self._segment: OpenSegment | None = None
         self._lanes: Lanes | None = None
 
     @property
-    def _where(self) -> str:
-        return str(self.folder) if self._copies is None else self._copies.location.shown("")
+    def _label(self) -> str:
+        return str(self.folder) if self._cache is None else self._cache.location.display_url("")
 
     def declare(self, schema: Schema) -> None:
         self.schema = self._decoder.declare(schema)
@@ -160,64 +160,64 @@ class FileStream(BufferedStream):
     def exhausted(self) -> bool:
         return self._ended and not self._ready
 
-    def _start_at(self, begin: Progress | None) -> None:
-        """Continue at the progress `begin`, or before the first segment if it is None."""
+    def _start_at(self, progress: Progress | None) -> None:
+        """Continue at `progress`, or before the first segment if it is None."""
         if self._segment is not None:
             self._segment.close()
         restart = self.on_change == "restart"
-        self._segment = None if begin is None else OpenSegment(self.folder, begin, self._reader_of, restart)
+        self._segment = None if progress is None else OpenSegment(self.folder, progress, self._open_reader, restart)
         self._ended = False
 
     @property
-    def _name(self) -> str:
+    def _segment_name(self) -> str:
         return self._segment.name if self._segment is not None else ""
 
-    def _list(self, now: bool = False) -> None:
-        """List the folder if it has changed, or always if `now`.
+    def _refresh_listing(self, force: bool = False) -> None:
+        """List the folder if it has changed, or always if `force`.
 
         Raise StreamError if an unread segment was deleted.
         """
-        before, segments = self._listing, self._segments
-        segments.look(now or before is None)
-        self._done = self.end == "at_last" or DONE in segments.entries
+        previous, segments = self._listing, self._segments
+        segments.refresh(force or previous is None)
+        self._no_more_segments = self.end == "at_last" or DONE in segments.entries
         names = segments.names
-        if names is before:
+        if names is previous:
             return
-        if before:
-            present, known = set(names), {*before, self._name}
-            missing = next((name for name in before if name not in present and self._wants(name)), None)
+        if previous:
+            present, known = set(names), {*previous, self._segment_name}
+            missing = next((name for name in previous if name not in present and self._must_read(name)), None)
             if missing is not None:
-                self._deleted(missing)
-            late = [name for name in names if name not in known and self._is_past(name)]
-            if late:
-                begun = self._name if self._lanes is None else self._lanes.progress(late[0]).name
-                logger.warning("segment %s appeared after %s had been begun and will not be read", late[0], begun)
+                self._raise_deleted(missing)
+            late = next((name for name in names if name not in known and self._is_past(name)), None)
+            if late is not None:
+                current = self._segment_name if self._lanes is None else self._lanes.progress(late).name
+                logger.warning("segment %s appeared after %s had been begun and will not be read", late, current)
         self._listing = names
-        self._unread = deque(name for name in names if self._wants(name))
+        self._unread = deque(name for name in names if self._must_read(name))
 
-    def _deleted(self, name: str) -> NoReturn:
-        raise StreamError(f"segment {name} in {self._where} was deleted before it was read") from None
+    def _raise_deleted(self, name: str) -> NoReturn:
+        raise StreamError(f"segment {name} in {self._label} was deleted before it was read") from None
 
-    def _wants(self, name: str) -> bool:
-        # Whether the segment must be read after the current one.
+    def _must_read(self, name: str) -> bool:
+        """Return whether a segment must be read after the current one."""
         if self._lanes is None:
-            return name > self._name
-        return name != self._name and self._lanes.wants(name)
+            return name > self._segment_name
+        return name != self._segment_name and self._lanes.must_read(name)
 
     def _is_past(self, name: str) -> bool:
-        # Whether the segment comes before the current one, or before the progress of its lane.
+        """Return whether a segment lies before the current one, or its lane's progress."""
         if self._lanes is None:
-            return name < self._name
-        return self._lanes.reads(lane_of(name)) and not self._lanes.wants(name)
+            return name < self._segment_name
+        return self._lanes.reads(lane_of(name)) and not self._lanes.must_read(name)
 
-    def _later(self) -> str | None:
-        while self._unread and not self._wants(self._unread[0]):
+    def _next_unread(self) -> str | None:
+        while self._unread and not self._must_read(self._unread[0]):
             self._unread.popleft()
         return self._unread[0] if self._unread else None
 
     def _is_finished(self) -> bool:
         """Return whether the current segment is finished: a later one exists in any lane."""
-        return self._done or (bool(self._listing) and self._listing[-1] > self._name)
+        return self._no_more_segments or (bool(self._listing) and self._listing[-1] > self._segment_name)
 
     @property
     def retrying(self) -> bool:
@@ -228,63 +228,63 @@ class FileStream(BufferedStream):
         while not self._ready and not self._closed:
             try:
                 if self._retry.wait(max(0.0, deadline - monotonic())):
-                    moved = self._step()
+                    progressed = self._advance()
                     self._retry.succeeded()
-                    if moved:
+                    if progressed:
                         continue
             except OSError as error:
-                if error.filename is None and self._name:  # read errors contain no file name
-                    error = OSError(error.errno, error.strerror or str(error), f"{self._where}/{self._name}")
+                if error.filename is None and self._segment_name:  # read errors contain no file name
+                    error = OSError(error.errno, error.strerror or str(error), f"{self._label}/{self._segment_name}")
                 self._retry.failed(error)
-            left = deadline - monotonic()
-            if self._ended or left <= 0:
+            remaining = deadline - monotonic()
+            if self._ended or remaining <= 0:
                 return
-            self._retry.pause(min(self.poll_interval, left))
+            self._retry.pause(min(self.poll_interval, remaining))
 
-    def _step(self) -> bool:
+    def _advance(self) -> bool:
         """Read one piece or move to the next segment; return False if nothing is left."""
-        if self._segment is not None and self._read():
+        if self._segment is not None and self._read_piece():
             return True
         # List the folder before reading again, so that rows written before a later segment appeared are not missed.
-        self._list()
-        if self._segment is not None and self._read(finished=self._is_finished()):
+        self._refresh_listing()
+        if self._segment is not None and self._read_piece(finished=self._is_finished()):
             return True
-        self._finished.look(False)
-        later = self._later()
-        if self._segment is not None and (later is not None or (self._lanes is not None and self._is_finished())):
-            self._remember_end(later or "")
-        if later is not None:
-            progress = None if self._lanes is None else self._lanes.progress(later)
-            begun = progress is not None and progress.name == later and not progress.done
-            self._start_at(progress if begun else Progress(later))
+        self._finished.check(False)
+        next_name = self._next_unread()
+        if self._segment is not None and (next_name is not None or (self._lanes is not None and self._is_finished())):
+            self._finish_segment(next_name or "")
+        if next_name is not None:
+            progress = None if self._lanes is None else self._lanes.progress(next_name)
+            is_begun = progress is not None and progress.name == next_name and not progress.done
+            self._start_at(progress if is_begun else Progress(next_name))
             return True
-        if self._done:
-            self._list(now=True)
-            if self._later() is not None or not self._done:
+        if self._no_more_segments:
+            self._refresh_listing(force=True)
+            if self._next_unread() is not None or not self._no_more_segments:
                 return True
             if not self._ended:
-                self._finished.look(True)
+                self._finished.check(True)
             self._ended = True
         return False
 
-    def _remember_end(self, later: str) -> None:
-        self._finished.add(self._segment, later)
-        if self._copies is not None:
-            self._copies.forget(self._name)
+    def _finish_segment(self, next_name: str) -> None:
+        self._finished.add(self._segment, next_name)
+        if self._cache is not None:
+            self._cache.evict(self._segment_name)
         if self._lanes is not None:
-            self._lanes.finish(self._name)
+            self._lanes.finish(self._segment_name)
             self._start_at(None)
 
-    def _read(self, finished: bool = False) -> bool:
+    def _read_piece(self, finished: bool = False) -> bool:
         """Read one piece of the current segment; return whether there was one."""
         segment = self._segment
         try:
-            if self._copies is not None:
-                self._copies.fetch(segment.name)
+            if self._cache is not None:
+                self._cache.fetch(segment.name)
             piece = segment.read(finished)
         except FileNotFoundError:
             if self.on_missing == "error":
-                self._deleted(segment.name)
+                self._raise_deleted(segment.name)
             return False
         if piece is None:
             return False
@@ -293,17 +293,18 @@ class FileStream(BufferedStream):
             return False
         self._rows_read += int(piece.decoded.counts.sum())
         self._bytes_read += piece.end - start
-        at, after = f"{segment.name}@{start}", f"{segment.name}@{piece.end}"
+        offset, next_offset = f"{segment.name}@{start}", f"{segment.name}@{piece.end}"
         partition = PARTITION if self._lanes is None else f"{PARTITION}:{lane_of(segment.name)}"
-        batch = self._decoder.batch(piece.decoded, [Span(partition, at, 0, 0, after)], {0: skip} if skip else None)
+        origin = Span(partition, offset, 0, 0, next_offset)
+        batch = self._decoder.batch(piece.decoded, [origin], {0: skip} if skip else None)
         if batch is not None:
             # Add fingerprints only here, so that offsets in the dead-letter file do not depend on the batches.
-            at, after = f"{at}:{segment.fingerprint}", f"{after}:{segment.fingerprint}"
-            spans = [span._replace(offset=at, next_offset=span.next_offset and after) for span in batch.spans]
+            offset, next_offset = f"{offset}:{segment.fingerprint}", f"{next_offset}:{segment.fingerprint}"
+            spans = [span._replace(offset=offset, next_offset=span.next_offset and next_offset) for span in batch.spans]
             self._push(replace(batch, spans=tuple(spans)))
         return True
 
-    def _reader_of(self, path: Path) -> Reader:
+    def _open_reader(self, path: Path) -> Reader:
         kind = kind_of(path.name, self.format)
         if kind == "parquet":
             return ParquetReader(path, self._decoder)
@@ -320,46 +321,46 @@ class FileStream(BufferedStream):
         """
         self._clear()
         self._listing = None
-        whole, position = position, {name: at for name, at in position.items() if not FinishedSegments.holds(name)}
-        if self._lanes is None and is_laned(position):
+        watched, position = position, {k: v for k, v in position.items() if not FinishedSegments.is_own_key(k)}
+        if self._lanes is None and has_lanes(position):
             self._lanes = Lanes()  # several processes wrote the position; this process continues alone
         if self._lanes is not None:
             self._position = self._lanes.seek(position)
             self._start_at(None)
             for progress in self._lanes.open_segments():
-                self._check_open_segment(progress)
-            self._finished.seek(whole, self._is_past)
+                self._check_segment_exists(progress)
+            self._finished.seek(watched, self._is_past)
             return
         cursors = cursors_of(self, position, (PARTITION,))
         self._position = dict(position)
         self._start_at(None)
         if PARTITION in cursors:
-            self._check_open_segment(Progress.of(cursors[PARTITION]))
-        self._finished.seek(whole, self._is_past)
+            self._check_segment_exists(Progress.of(cursors[PARTITION]))
+        self._finished.seek(watched, self._is_past)
 
-    def _check_open_segment(self, progress: Progress) -> None:
+    def _check_segment_exists(self, progress: Progress) -> None:
         """Check that the segment of a position exists; start there unless there are lanes."""
-        if not self._segments.takes(progress.name):
+        if not self._segments.is_segment(progress.name):
             raise StreamError(
-                f"the position is in {progress.name!r}, which is not a segment of {self._where} (pattern="
+                f"the position is in {progress.name!r}, which is not a segment of {self._label} (pattern="
                 f"{self.pattern!r}, format={self.format!r})"
             )
         if self._lanes is None:
             self._start_at(progress)
         path = self.folder / progress.name
         try:
-            if self._copies is not None:
-                self._copies.fetch(progress.name)
+            if self._cache is not None:
+                self._cache.fetch(progress.name)
             exists = path.is_file()
             if exists and path.stat().st_size > 0:
-                if self._segment is not None and progress.read.bytes:
+                if self._segment is not None and progress.fingerprint.bytes:
                     self._segment.is_unchanged()
                 return
-        except OSError:  # cannot tell at the moment; reading checks again
+        except OSError:  # the check is not possible now; reading checks again
             return
         if progress.address or progress.row:
             message = (
-                f"segment {progress.name} in {self._where}, read up to {progress.address} row {progress.row}, is "
+                f"segment {progress.name} in {self._label}, read up to {progress.address} row {progress.row}, is "
                 f"{'empty' if exists else 'gone'}"
             )
             if self.on_missing == "error":
@@ -372,11 +373,11 @@ class FileStream(BufferedStream):
         # Move from the end of a finished segment to the next one, so that a resume does not need the old file.
         resolved = {**position, **self._finished.position()}
         for partition in [partition for partition in position if not partition.startswith("@")]:
-            at = Progress.of(Cursor.of(position[partition]))
-            end, later = self._finished.end_of(at.name) or (None, "")
-            if end is not None and not at.done and not at.row and at.address >= end:
-                moved = Progress(later) if partition == PARTITION else Progress(at.name, done=True)
-                resolved[partition] = moved.to_json()
+            progress = Progress.of(Cursor.of(position[partition]))
+            end_address, next_name = self._finished.end_of(progress.name) or (None, "")
+            if end_address is not None and not progress.done and not progress.row and progress.address >= end_address:
+                next_progress = Progress(next_name) if partition == PARTITION else Progress(progress.name, done=True)
+                resolved[partition] = next_progress.to_json()
         return resolved
 
     def lag(self) -> int | None:
@@ -387,16 +388,16 @@ class FileStream(BufferedStream):
         segment = self._segment
         address = 0 if segment is None else segment.address
         if segment is not None and isinstance(segment.reader, ParquetReader):
-            return None if self._later() else segment.reader.size() - address + self._ready_rows
+            return None if self._next_unread() else segment.reader.size() - address + self._ready_rows
         if not self._rows_read:
             return None
-        unread = {name for name in (self._name, *self._unread) if name == self._name or self._wants(name)}
+        unread = {self._segment_name, *filter(self._must_read, self._unread)}
         unread &= self._segments.entries
         newest = max(unread, default="")
         sizes = {name: self._sizes[name] for name in self._sizes.keys() & unread}
         try:
             for name in unread - sizes.keys():
-                sizes[name] = self._copies.size(name) if self._copies else (self.folder / name).stat().st_size
+                sizes[name] = self._cache.size(name) if self._cache else (self.folder / name).stat().st_size
         except OSError:
             return None
         waiting = max(0, sum(sizes.values()) - address)
@@ -410,6 +411,6 @@ class FileStream(BufferedStream):
         super().close()
         self._retry.stop()
         self.dead_letter.close()
-        if self._copies is not None:
+        if self._cache is not None:
             self._start_at(None)
-            self._copies.close()
+            self._cache.close()

@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 _SUFFIXES = {
     ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet",
 }  # fmt: skip
-_SHOWN = 5
-_PAUSE = 50  # pause before an unchanged folder is listed again, as a multiple of the duration of a listing
+_MAX_NAMED = 5
+_PAUSE_FACTOR = 50  # pause before an unchanged folder is listed again, as a multiple of the duration of a listing
 _MIN_PAUSE = 0.1  # seconds
-_FINE, _COARSE = 50_000_000, 3_000_000_000  # nanoseconds within which two changes may have equal modification times
+_FINE_NS, _COARSE_NS = 50_000_000, 3_000_000_000  # two changes within this time may have the same modification time
 
 
 def kind_of(name: str, format: str | None) -> str | None:
@@ -56,7 +56,7 @@ class SegmentNames:
     Args:
         pattern: shell pattern. None selects names with a known suffix; if `format` is given, names with a suffix of
             that format or without suffix.
-        copies: lists a remote store whose segments are copied to the folder; None to list the folder itself.
+        cache: copies segments of a remote store to the folder and lists that store; None for a local folder.
     """
 
     def __init__(
@@ -65,71 +65,73 @@ class SegmentNames:
         single: str | None,
         pattern: str | None,
         format: str | None,
-        copies: CachedSegments | None = None,
+        cache: CachedSegments | None = None,
     ) -> None:
-        self._copies = copies
+        self._cache = cache
         self.folder, self.single, self.pattern, self.format = folder, single, pattern, format
         self.names: list[str] = []
         self.entries: AbstractSet[str] = frozenset()
-        self._known: set[str] = set()  # the set of `names`
-        self._settled: int | None = None  # the folder's modification time at the last listing
-        self._due = 0.0
+        self._known: set[str] = set()  # `names` as a set
+        self._mtime: int | None = None  # the folder's modification time at the last listing
+        self._next_listing = 0.0
         self._warned: set[str] = set()
-        wanted = single or pattern
-        if wanted and kind_of(wanted, format) is None:
-            spelled_out = not any(sign in (Path(wanted).suffix or wanted) for sign in "*?[")
-            if single or spelled_out:
+        example = single or pattern
+        if example and kind_of(example, format) is None:
+            has_literal_suffix = not any(sign in (Path(example).suffix or example) for sign in "*?[")
+            if single or has_literal_suffix:
                 raise ConfigurationError(
-                    f"the format of {folder / wanted} is not known from its suffix; pass format= one of jsonl, csv, "
+                    f"the format of {folder / example} is not known from its suffix; pass format= one of jsonl, csv, "
                     f"parquet (suffixes known: {', '.join(_SUFFIXES)})"
                 )
 
-    def look(self, now: bool = True) -> None:
+    def refresh(self, force: bool = True) -> None:
         """Update `names` and `entries` from the folder.
 
         Args:
-            now: list the folder in any case. If False, list it only if its modification time has changed, or if the
-                last listing is old: some file systems, and all remote stores, do not maintain that time.
+            force: whether to list an unchanged folder too. If False, the folder is listed if its modification time has
+                changed or the last listing is old: some file systems, and all remote stores, do not maintain that time.
         """
-        began = monotonic()
-        if not now and began < self._due and self._settled is not None and self._modified() == self._settled:
+        started = monotonic()
+        is_due = force or started >= self._next_listing or self._mtime is None
+        if not is_due and self._settled_mtime() == self._mtime:
             return
-        self._settled = self._modified()
-        if self._copies is not None:
-            present: Mapping[str, object] = self._copies.look()
+        self._mtime = self._settled_mtime()
+        if self._cache is not None:
+            present: Mapping[str, object] = self._cache.list_files()
         else:
             with os.scandir(self.folder) as entries:
                 present = {entry.name: entry for entry in entries}
         known = self._known
-        segments = {name for name in present if name in known or (self.takes(name) and _is_file(present[name]))}
+        segments = {name for name in present if name in known or (self.is_segment(name) and _is_file(present[name]))}
         if segments != known:
             self._known, self.names = segments, sorted(segments)
         self.entries = present.keys()
         if not self.single:
-            self._warn_of_others(present.keys() - segments)
-        self._due = monotonic() + max(_MIN_PAUSE, _PAUSE * (monotonic() - began))
+            self._warn_of_other_files(present.keys() - segments)
+        self._next_listing = monotonic() + max(_MIN_PAUSE, _PAUSE_FACTOR * (monotonic() - started))
 
-    def _modified(self) -> int | None:
-        """Return the folder's modification time, or None if too recent to be reliable."""
-        if self._copies is not None:
-            return 0  # a store has no such time; it is listed when due
+    def _settled_mtime(self) -> int | None:
+        """Return the folder's modification time, or None if it is too recent to trust."""
+        if self._cache is not None:
+            return 0  # a store has no modification time; it is listed at fixed intervals
         modified = os.stat(self.folder).st_mtime_ns
         coarse = modified % 1_000_000_000 == 0  # the file system has a resolution of one or two seconds
-        return None if abs(time.time_ns() - modified) < (_COARSE if coarse else _FINE) else modified
+        return None if abs(time.time_ns() - modified) < (_COARSE_NS if coarse else _FINE_NS) else modified
 
-    def _warn_of_others(self, names: AbstractSet[str]) -> None:
-        new = sorted({name for name in names if not _private(name)} - self._warned)
+    def _warn_of_other_files(self, names: AbstractSet[str]) -> None:
+        new = sorted({name for name in names if not _is_hidden(name)} - self._warned)
         if new:
             self._warned.update(new)
-            shown = ", ".join(new[:_SHOWN]) + (f" and {len(new) - _SHOWN} more" if len(new) > _SHOWN else "")
+            shown = ", ".join(new[:_MAX_NAMED])
+            shown += f" and {len(new) - _MAX_NAMED} more" if len(new) > _MAX_NAMED else ""
             hint = "; pass pattern= or format= to read them" if self.pattern is None else ""
             logger.warning("ignored in %s because they are not segments: %s%s", self.folder, shown, hint)
 
-    def takes(self, name: str) -> bool:
+    def is_segment(self, name: str) -> bool:
         """Return whether a file of this name is a segment."""
         if self.single:
             return name == self.single
-        if _private(name) or Path(name).name != name:
+        if _is_hidden(name) or Path(name).name != name:
             return False
         if self.pattern is not None:
             return fnmatch.fnmatch(name, self.pattern) and kind_of(name, self.format) is not None
@@ -142,7 +144,7 @@ def _is_file(entry: Any) -> bool:
     return entry.is_file() if isinstance(entry, os.DirEntry) else bool(entry)
 
 
-def _private(name: str) -> bool:
+def _is_hidden(name: str) -> bool:
     return name[:1] in ("_", ".") or name.endswith((".tmp", CHECKSUM_SUFFIX))
 
 
@@ -173,33 +175,33 @@ class Lanes:
 
     def __init__(self, rank: int = 0, world: int = 1) -> None:
         self.rank, self.world = rank, world
-        self._floor: Progress | None = None  # progress of the lanes that are not in `progress_of`
+        self._default_progress: Progress | None = None  # progress of the lanes that are not in `progress_of`
         self.progress_of: dict[int, Progress] = {}
 
     def seek(self, position: Position) -> Position:
         """Continue at `position`; return its entries for these lanes."""
-        self._floor, self.progress_of = None, {}
-        kept: Position = {}
+        self._default_progress, self.progress_of = None, {}
+        own_position: Position = {}
         for partition, cursor in cursors_of(self, position, position).items():
-            kind, _, number = partition.partition(":")
-            if kind != PARTITION or not (number.isdecimal() or partition == PARTITION):
+            prefix, _, number = partition.partition(":")
+            if prefix != PARTITION or not (number.isdecimal() or partition == PARTITION):
                 raise StreamError(f"FileStream reads {PARTITION!r} and its lanes; the position contains {partition!r}")
             progress = Progress.of(cursor)
             if not number:
-                self._begin_everywhere(progress, kept)
+                self._begin_everywhere(progress, own_position)
             elif self.reads(int(number)):
                 self.progress_of[int(number)] = progress
-                kept[partition] = cursor.to_json()
-        return kept
+                own_position[partition] = cursor.to_json()
+        return own_position
 
-    def _begin_everywhere(self, progress: Progress, kept: Position) -> None:
+    def _begin_everywhere(self, progress: Progress, own_position: Position) -> None:
         """Continue at the progress of a single process that read the whole folder."""
-        self._floor = Progress(progress.name, done=True)
-        kept[PARTITION] = self._floor.to_json()
+        self._default_progress = Progress(progress.name, done=True)
+        own_position[PARTITION] = self._default_progress.to_json()
         lane = lane_of(progress.name)
         if not progress.done and self.reads(lane):
             self.progress_of.setdefault(lane, progress)
-            kept.setdefault(f"{PARTITION}:{lane}", progress.to_json())
+            own_position.setdefault(f"{PARTITION}:{lane}", progress.to_json())
 
     def reads(self, lane: int) -> bool:
         """Return whether this process reads a lane."""
@@ -207,9 +209,9 @@ class Lanes:
 
     def progress(self, name: str) -> Progress | None:
         """Return the progress of the lane of a segment, or None if it has not begun."""
-        return self.progress_of.get(lane_of(name), self._floor)
+        return self.progress_of.get(lane_of(name), self._default_progress)
 
-    def wants(self, name: str) -> bool:
+    def must_read(self, name: str) -> bool:
         """Return whether this process must still read a segment, or the rest of it."""
         if not self.reads(lane_of(name)):
             return False
@@ -221,11 +223,11 @@ class Lanes:
         self.progress_of[lane_of(name)] = Progress(name, done=True)
 
     def open_segments(self) -> list[Progress]:
-        """Return the progress of lanes that stand inside a segment."""
-        return [begun for begun in self.progress_of.values() if not begun.done and (begun.address or begun.row)]
+        """Return the progress of lanes that have read part of a segment."""
+        return [lane for lane in self.progress_of.values() if not lane.done and (lane.address or lane.row)]
 
 
-def is_laned(position: Position) -> bool:
+def has_lanes(position: Position) -> bool:
     """Return whether a position has lanes."""
     if PARTITION in position and Progress.of(Cursor.of(position[PARTITION])).done:
         return True

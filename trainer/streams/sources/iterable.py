@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 PARTITION = "iterable"
 _STATE = "@state"
-_UNKNOWN = np.dtype(object)  # dtype of empty lists
+_EMPTY_LISTS = np.dtype(object)  # dtype of a column that has only empty lists
 _MAX_STATES = 65_536  # states kept for items read but not yet trained on; prefetching reads far fewer items ahead
 
 
@@ -77,17 +77,17 @@ class IterableStream(BufferedStream):
         self._source: Any = source
         self._names = None if names is None else list(names)
         self.event_time = event_time
-        self._rows = rows
+        self._item_kind = rows
         self._stateful = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
         self._states: dict[int, Any] = {}
         self._lock = Lock()
         self.reads_pipeline = self._is_dataset
-        self.sharing = Sharing.ALONE if self._once else Sharing.REPEATABLE
+        self.sharing = Sharing.ALONE if self._is_one_shot else Sharing.REPEATABLE
         self._iterator: Iterator[Any] | None = None
         self._item = self._skip = 0
         self._ended = False
-        self._failure: Exception | None = None
-        self._raised: Exception | None = None
+        self._deferred_error: Exception | None = None
+        self._error: Exception | None = None
         self._shapes: dict[str, tuple[Any, ...]] | None = None
         self._position = {PARTITION: Cursor(0).to_json()}
 
@@ -95,14 +95,14 @@ class IterableStream(BufferedStream):
     def exhausted(self) -> bool:
         return self._ended and not self._ready
 
-    def _iterate(self) -> Iterator[Any]:
+    def _new_iterator(self) -> Iterator[Any]:
         source = self._source
         if self._is_dataset:
             return iter(source.create_dict_iterator(num_epochs=1, output_numpy=True))
         return iter(source() if callable(source) and not isinstance(source, Iterable) else source)
 
     @property
-    def _once(self) -> bool:
+    def _is_one_shot(self) -> bool:
         """Whether the source is a plain iterator, which yields its items only once."""
         return isinstance(self._source, Iterator) and not self._stateful
 
@@ -110,33 +110,33 @@ class IterableStream(BufferedStream):
         deadline = monotonic() + timeout
         singles: list[dict[str, Any]] = []
         first = self._item
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
+        if self._deferred_error is not None:
+            failure, self._deferred_error = self._deferred_error, None
             raise failure
         while not self._ended:
             try:
-                item = self._next()
+                item = self._next_item()
             except Exception as error:
                 if not singles:
                     raise
-                self._failure = error  # the next call raises it, after the preceding rows were returned
+                self._deferred_error = error  # the next call raises it, after the preceding rows were returned
                 break
             if item is None:
                 break
-            if self._rows == "auto":
-                self._rows = "single" if any(value.ndim == 0 for value in item.values()) else "batch"
-            if self._rows == "batch":
-                self._push_rows(item)
+            if self._item_kind == "auto":
+                self._item_kind = "single" if any(value.ndim == 0 for value in item.values()) else "batch"
+            if self._item_kind == "batch":
+                self._push_batch(item)
                 return
             singles.append(item)
             if len(singles) >= max_rows or monotonic() >= deadline:
                 break
         if singles:
-            self._push_singles(singles, first)
+            self._push_single_rows(singles, first)
 
-    def _next(self) -> dict[str, Any] | None:
+    def _next_item(self) -> dict[str, Any] | None:
         if self._iterator is None:
-            self._iterator = self._iterate()
+            self._iterator = self._new_iterator()
         if self._stateful and self._item not in self._states:
             with self._lock:
                 self._states[self._item] = copy.deepcopy(self._source.state_dict())
@@ -145,17 +145,17 @@ class IterableStream(BufferedStream):
         try:
             item = next(self._iterator)
         except StopIteration:
-            if self._raised is not None:
+            if self._error is not None:
                 raise StreamError(
-                    f"the iterator failed at item {self._item} ({self._raised!r}) and then ended, as generators do: "
+                    f"the iterator failed at item {self._item} ({self._error!r}) and then ended, as generators do: "
                     "items after that may be lost. Pass a function that returns a new iterator, which can be read again"
-                ) from self._raised
+                ) from self._error
             self._ended = True
             return None
         except Exception as error:
-            self._raised = error if self._once else None
+            self._error = error if self._is_one_shot else None
             raise
-        self._raised = None
+        self._error = None
         self._item += 1
         return self._columns(item, self._item - 1)
 
@@ -183,35 +183,35 @@ class IterableStream(BufferedStream):
             )
         return columns
 
-    def _check(self, columns: dict[str, Any], item: int) -> None:
+    def _check_shapes(self, columns: dict[str, Any], item: int) -> None:
         shapes = {
             name: (array.shape[1:], array.dtype if array.dtype.kind != "U" else "text")
             for name, array in columns.items()
         }
         # Row shapes and dtypes must not change, except for the lengths of lists.
-        known = self._shapes = self._shapes or dict(shapes)
-        for name in shapes.keys() & known.keys():
-            (shape, dtype), (before, dtype_before) = shapes[name], known[name]
-            # Lists had equal lengths in all earlier items, or have them in this item, only by chance.
-            by_chance = shape != before and None in (shape[:1] + before[:1]) and shape[1:] == before[1:]
-            if dtype == _UNKNOWN and before and isinstance(columns[name], Ragged):  # this item has only empty lists
-                known[name] = shapes[name] = (None, *before[1:]), dtype_before
-            elif (dtype_before == _UNKNOWN and shape) or by_chance:  # unknown: all earlier items had only empty lists
-                known[name] = shapes[name] = (None, *shape[1:]), dtype
+        first = self._shapes = self._shapes or dict(shapes)
+        for name in shapes.keys() & first.keys():
+            (shape, dtype), (first_shape, first_dtype) = shapes[name], first[name]
+            # By chance, all lists of the earlier items, or of this item, have the same length.
+            by_chance = shape != first_shape and None in (shape[:1] + first_shape[:1]) and shape[1:] == first_shape[1:]
+            if dtype == _EMPTY_LISTS and first_shape and isinstance(columns[name], Ragged):
+                first[name] = shapes[name] = (None, *first_shape[1:]), first_dtype
+            elif (first_dtype == _EMPTY_LISTS and shape) or by_chance:
+                first[name] = shapes[name] = (None, *shape[1:]), dtype
                 columns[name] = Ragged.of(columns[name])
-        if shapes != known:
-            names = sorted(n for n in {*shapes, *known} if shapes.get(n) != known.get(n))
-            changed = {n: (known.get(n), shapes.get(n)) for n in names}
+        if shapes != first:
+            names = sorted(n for n in {*shapes, *first} if shapes.get(n) != first.get(n))
+            changed = {n: (first.get(n), shapes.get(n)) for n in names}
             raise DataError(
                 f"item {item} of the iterable changed row shape or dtype; column -> (before, now): {changed}"
             )
 
-    def _push_rows(self, columns: dict[str, Any]) -> None:
+    def _push_batch(self, columns: dict[str, Any]) -> None:
         item = self._item - 1
         lengths = {name: len(array) if array.ndim else 0 for name, array in columns.items()}
         if len(set(lengths.values())) != 1:
             raise DataError(f"the columns of item {item} of the iterable have different numbers of rows: {lengths}")
-        self._check(columns, item)
+        self._check_shapes(columns, item)
         rows = next(iter(lengths.values()))
         skip, self._skip = self._skip, 0
         if rows <= skip:
@@ -219,23 +219,23 @@ class IterableStream(BufferedStream):
         batch = self._batch(columns, (Span(PARTITION, item, 0, rows - 1, item + 1),))
         self._push(batch.split(skip)[1] if skip else batch)
 
-    def _push_singles(self, items: list[dict[str, Any]], first: int) -> None:
+    def _push_single_rows(self, items: list[dict[str, Any]], first: int) -> None:
         try:
-            columns = {name: self._stacked(name, [item[name] for item in items]) for name in items[0]}
+            columns = {name: self._stack(name, [item[name] for item in items]) for name in items[0]}
         except (KeyError, ValueError) as error:
             raise DataError(
                 f"rows {first} to {self._item - 1} of the iterable differ in columns or shapes: {error}"
             ) from error
-        self._check(columns, first)
+        self._check_shapes(columns, first)
         spans = tuple(Span(PARTITION, item, 0, 0, item + 1) for item in range(first, self._item))
         self._push(self._batch(columns, spans))
 
-    def _stacked(self, name: str, values: list[np.ndarray]) -> Any:
+    def _stack(self, name: str, values: list[np.ndarray]) -> Any:
         """Stack single rows into a column; `Ragged` if list lengths ever differed."""
-        first = next((value.shape for value in values if value.size), values[0].shape)
-        before = (self._shapes or {}).get(name, (first,))[0]
-        lists = before and all(value.ndim and (not value.size or value.shape[1:] == before[1:]) for value in values)
-        if lists and any(value.shape != before or not value.size for value in values):
+        filled = next((value.shape for value in values if value.size), values[0].shape)
+        shape = (self._shapes or {}).get(name, (filled,))[0]
+        is_list = shape and all(value.ndim and (not value.size or value.shape[1:] == shape[1:]) for value in values)
+        if is_list and any(value.shape != shape or not value.size for value in values):
             return Ragged.of(values)
         return np.stack(values)
 
@@ -253,34 +253,34 @@ class IterableStream(BufferedStream):
             self._read_from(position)
 
     def _go_back(self) -> None:
-        if self._failure is None:
+        if self._deferred_error is None:
             self._read_from(self._position)
 
     def _read_from(self, position: Position) -> None:
         cursor = cursors_of(self, position, (PARTITION,)).get(PARTITION, Cursor(0))
         item = int(cursor.offset)
-        if self._once and item < self._item:
+        if self._is_one_shot and item < self._item:
             raise StreamError(
                 f"this iterable is a plain iterator: it cannot go back from item {self._item} to {item}. Pass a "
                 "function that returns a new iterator, or an object with state_dict() and load_state_dict()"
             )
         with self._seeking(position):
             self._clear()
-            self._ended, self._failure = False, None
+            self._ended, self._deferred_error = False, None
             if self._stateful:
-                self._restore(item, position.get(_STATE))
+                self._restore_state(item, position.get(_STATE))
             else:
-                if not self._once:
+                if not self._is_one_shot:
                     self._iterator, self._item = None, 0
                 if self._iterator is None:
-                    self._iterator = self._iterate()
+                    self._iterator = self._new_iterator()
                 skipped = sum(1 for _ in islice(self._iterator, item - self._item))
                 if skipped < item - self._item:
                     raise StreamError(f"the iterable has {self._item + skipped} items; the position is at item {item}")
             self._item, self._skip = item, cursor.row
             self._position = {PARTITION: cursor.to_json()}
 
-    def _restore(self, item: int, state: Any) -> None:
+    def _restore_state(self, item: int, state: Any) -> None:
         state = self._states.get(item) if state is None else state
         if state is None and item:
             raise StreamError(f"the position has no state of the iterable at item {item}; pass the result of resolve()")

@@ -24,18 +24,18 @@ from ...errors import StreamError
 from ..base import BufferedStream, Stream
 from ..batch import Batch, Cursor, Position, Span, cursors_of
 from ..formats.schema import Schema
-from .pending import Outcome, OutcomeBuffer, PendingRows, Side, WaitingImpressions, keep_share, unpack_rows
+from .pending import Outcome, OutcomeBuffer, PendingRows, Side, WaitingImpressions, hash_to_unit, unpack_rows
 
 PARTITION = "join"
 _STATE = "@state"
-_SLICE_SECONDS = 0.05
-# `resolve` accepts positions within this many returned rows; prefetching reads fewer rows ahead.
+_POLL_SECONDS = 0.05
+# `resolve` accepts positions at most this many returned rows ago; prefetching reads fewer rows ahead.
 _KEPT_ROWS = 131_072
 # expired_rows: impressions without an outcome at their limit. repeated_rows: impressions whose key was seen before.
 # dropped_rows: impressions beyond `max_waiting`. repeated_outcomes: outcomes of an impression that already has one.
 # late_outcomes: outcomes of an impression that no longer waits.
 _COUNTS = ("expired_rows", "repeated_rows", "dropped_rows", "repeated_outcomes", "late_outcomes")
-_EXPIRED, _LEFT_OUT = float("nan"), float("-inf")  # labels of expired and of dropped impressions
+_EXPIRED, _DROPPED = float("nan"), float("-inf")  # labels of expired and of dropped impressions
 
 
 class DelayedLabelJoin(BufferedStream):
@@ -110,28 +110,28 @@ class DelayedLabelJoin(BufferedStream):
         self.label, self.weight = label, weight
         self.rate, self.seed, self.idle_timeout, self.at_end = negative_sampling_rate, seed, idle_timeout, at_end
         self.expired, self.unique, self.max_waiting = expired, unique, max_waiting
-        self._early = self.within if unique else 0.0  # seconds that an outcome may be dated before its impression
+        self._max_early = self.within if unique else 0.0  # seconds that an outcome may be dated before its impression
         self._sides = (Side(impressions, "impressions", key), Side(outcomes, "outcomes", key))
         self.reads_pipeline = impressions.reads_pipeline or outcomes.reads_pipeline
         self._lock = RLock()
         self._begin(1, None)
 
-    def _begin(self, round_number: int, record: dict[str, Any] | None) -> None:
-        """Start a round with empty buffers; `record` is the state before it, if known."""
+    def _begin(self, round_number: int, input_state: dict[str, Any] | None) -> None:
+        """Start a round with empty buffers; `input_state` is that before the round, if known."""
         self._clear()
         self.unmatched_outcomes = 0
         self._counts = dict.fromkeys(_COUNTS, 0)
-        self._seen = OutcomeBuffer()  # keys of recent impressions, if keys are unique
+        self._seen_keys = OutcomeBuffer()  # keys of recent impressions, if keys are unique
         self._round = round_number
-        # Latest merged event time; time before which outcomes cannot match a future impression.
-        self._reached = self._closed_until = float("-inf")
+        self._latest_time = float("-inf")  # latest merged event time
+        self._outcome_cutoff = float("-inf")  # earlier outcomes cannot match a future impression
         self._rows = PendingRows()
         self._waiting = WaitingImpressions()
         self._outcomes = OutcomeBuffer()
         self._returned = 0
-        self._milestones: deque[tuple[int, int]] = deque()
+        self._round_starts: deque[tuple[int, int]] = deque()  # (round, rows returned before it)
         self._flushed = False
-        self._records: dict[int, dict[str, Any]] = {} if record is None else {round_number - 1: record}
+        self._input_states: dict[int, dict[str, Any]] = {} if input_state is None else {round_number - 1: input_state}
         self._position = {PARTITION: Cursor(round_number).to_json()}
 
     @property
@@ -148,109 +148,109 @@ class DelayedLabelJoin(BufferedStream):
         return self._flushed and not self._ready
 
     def position(self) -> Position:
-        self._first_record()
+        self._save_first_input_state()
         return dict(self._position)
 
-    def _first_record(self) -> None:
-        if not self._records:
+    def _save_first_input_state(self) -> None:
+        if not self._input_states:
             for side in self._sides:
                 side.position = side.stream.position()
-            self._records[self._round - 1] = self._record()
+            self._input_states[self._round - 1] = self._input_state()
 
-    def _record(self) -> dict[str, Any]:
-        reached = [*(side.reached for side in self._sides), self._reached, self._closed_until]
-        finite = [time if np.isfinite(time) else None for time in reached]
+    def _input_state(self) -> dict[str, Any]:
+        times = [*(side.merged_until for side in self._sides), self._latest_time, self._outcome_cutoff]
+        finite = [time if np.isfinite(time) else None for time in times]
         return {"positions": [side.position for side in self._sides], "reached": finite}
 
     def _fetch(self, max_rows: int, timeout: float) -> None:
         deadline = monotonic() + timeout
-        self._first_record()
+        self._save_first_input_state()
         while not self._ready and not self._flushed and not self._closed:
             for side in self._sides:
                 side.poll(0.0)
             with self._lock:
                 if self._merge():
                     continue
-            left = deadline - monotonic()
-            if left <= 0:
+            remaining = deadline - monotonic()
+            if remaining <= 0:
                 return
             for side in self._sides:
                 if side.head is None and not side.stream.exhausted:
-                    side.poll(min(left, _SLICE_SECONDS))
+                    side.poll(min(remaining, _POLL_SECONDS))
 
     def _merge(self) -> bool:
         """Merge the rows whose order is final; return whether there were any."""
-        impressions, outcomes = self._sides
         if all(side.head is None and side.stream.exhausted for side in self._sides):
             return self._flush()
-        impressions_until, outcomes_until = outcomes.bound(self.idle_timeout), impressions.bound(self.idle_timeout)
+        outcomes_until, impressions_until = (side.bound(self.idle_timeout) for side in self._sides)
         # At equal event times, impressions come before outcomes.
-        first, first_clock = impressions.take(int(np.searchsorted(impressions.clock, impressions_until, side="right")))
-        second, second_clock = outcomes.take(int(np.searchsorted(outcomes.clock, outcomes_until, side="left")))
-        if first is None and second is None:
+        impressions, impression_clock = self._sides[0].take(impressions_until, inclusive=True)
+        outcomes, outcome_clock = self._sides[1].take(outcomes_until, inclusive=False)
+        batches = [batch for batch in (impressions, outcomes) if batch is not None]
+        if not batches:
             return False
-        clock = np.concatenate([first_clock, second_clock])
-        is_outcome = np.arange(len(clock)) >= len(first_clock)
-        order = np.lexsort((is_outcome, clock))
-        times = np.concatenate([batch.event_time for batch in (first, second) if batch is not None]).tolist()
-        keys = [key for batch in (first, second) if batch is not None for key in batch.columns[self.key].tolist()]
-        number = self._rows.count  # number of the first new impression
-        if first is not None:
-            self._rows.add(self._round, first.columns, first.event_time)
+        clock = np.concatenate([impression_clock, outcome_clock])
+        impression_count = len(impression_clock)
+        order = np.lexsort((np.arange(len(clock)) >= impression_count, clock))
+        times = np.concatenate([batch.event_time for batch in batches]).tolist()
+        keys = [key for batch in batches for key in batch.columns[self.key].tolist()]
+        first_number = self._rows.count  # number of the first new impression
+        if impressions is not None:
+            self._rows.add(self._round, impressions.columns, impressions.event_time)
         values = [1.0] * len(times)
-        if second is not None and self.label in second.columns:
-            values[len(first_clock) :] = second.columns[self.label].astype(float).tolist()
+        if outcomes is not None and self.label in outcomes.columns:
+            values[impression_count:] = outcomes.columns[self.label].astype(float).tolist()
         leaving: list[tuple[int, float]] = []  # numbers and labels of the impressions that leave the join
-        impression_rows = len(first_clock)
         clock = clock.tolist()
         for row in order.tolist():
-            if row < impression_rows:
-                self._impression(keys[row], times[row], number + row, leaving)
+            if row < impression_count:
+                self._add_impression(keys[row], times[row], first_number + row, leaving)
             else:
-                self._outcome(Outcome(keys[row], times[row], self._round, False, values[row]), leaving)
-            self._expire(times[row], clock[row] if row < impression_rows else clock[row] - self.within, leaving)
+                self._add_outcome(Outcome(keys[row], times[row], self._round, False, values[row]), leaving)
+            self._advance_time(times[row], clock[row] if row < impression_count else clock[row] - self.within, leaving)
         self._emit(leaving)
         return True
 
-    def _impression(self, key: Any, time: float, number: int, leaving: list[tuple[int, float]]) -> None:
+    def _add_impression(self, key: Any, time: float, number: int, leaving: list[tuple[int, float]]) -> None:
         if self.unique:
-            if self._seen.of(key):
+            if self._seen_keys.with_key(key):
                 self._counts["repeated_rows"] += 1
-                leaving.append((number, _LEFT_OUT))
+                leaving.append((number, _DROPPED))
                 return
-            self._seen.add(Outcome(key, time, self._round, True))
+            self._seen_keys.add(Outcome(key, time, self._round, True))
         # The outcome may have arrived before its impression.
-        value = self._outcomes.match(key, time - self._early, time + self.within)
+        value = self._outcomes.match(key, time - self._max_early, time + self.within)
         if value is None:
             self._waiting.add(key, time, number)
         else:
             leaving.append((number, value))
 
-    def _outcome(self, outcome: Outcome, leaving: list[tuple[int, float]]) -> None:
-        matches = self._waiting.match(outcome.key, outcome.time, self._early, self.within)
+    def _add_outcome(self, outcome: Outcome, leaving: list[tuple[int, float]]) -> None:
+        matches = self._waiting.match(outcome.key, outcome.time, self._max_early, self.within)
         leaving += [(number, outcome.value) for number in matches]
         outcome.matched = bool(matches)
-        if self.unique and not matches and self._seen.of(outcome.key):
-            known = self._outcomes.of(outcome.key)
+        if self.unique and not matches and self._seen_keys.with_key(outcome.key):
+            known = self._outcomes.with_key(outcome.key)
             kind = "repeated_outcomes" if any(other.matched for other in known) else "late_outcomes"
             self._counts[kind] += 1
         self._outcomes.add(outcome)
 
-    def _expire(self, time: float, closed_until: float, leaving: list[tuple[int, float]]) -> None:
-        """Advance event time to `time`: release expired impressions, drop old outcomes."""
-        self._reached = max(self._reached, time)
-        now, most = self._reached - self.lateness, self.max_waiting
+    def _advance_time(self, time: float, cutoff: float, leaving: list[tuple[int, float]]) -> None:
+        """Advance event time: release expired impressions and drop old outcomes."""
+        self._latest_time = max(self._latest_time, time)
+        now, max_waiting = self._latest_time - self.lateness, self.max_waiting
         expired = self._waiting.expire(now, self.within)
-        dropped = [] if most is None else self._waiting.keep(most)
+        dropped = [] if max_waiting is None else self._waiting.trim(max_waiting)
         self._counts["expired_rows"] += len(expired)
         self._counts["dropped_rows"] += len(dropped)
-        leaving += [(number, _EXPIRED if self.expired == "negative" else _LEFT_OUT) for number in expired]
-        leaving += [(number, _LEFT_OUT) for number in dropped]
-        self._closed_until = max(self._closed_until, closed_until - self.lateness - self._early)
-        self.unmatched_outcomes += self._outcomes.drop(self._closed_until, self._round, most)
-        self._seen.drop(now - self.within - self._early, self._round, most and 2 * most)
+        leaving += [(number, _EXPIRED if self.expired == "negative" else _DROPPED) for number in expired]
+        leaving += [(number, _DROPPED) for number in dropped]
+        self._outcome_cutoff = max(self._outcome_cutoff, cutoff - self.lateness - self._max_early)
+        self.unmatched_outcomes += self._outcomes.drop(self._outcome_cutoff, self._round, max_waiting)
+        self._seen_keys.drop(now - self.within - self._max_early, self._round, max_waiting and 2 * max_waiting)
 
     def _flush(self) -> bool:
+        """End the join: release or drop the impressions that still wait."""
         waiting = self._waiting.clear()
         if self.at_end == "negative":
             self._emit([(number, _EXPIRED) for number in waiting])
@@ -263,37 +263,37 @@ class DelayedLabelJoin(BufferedStream):
             return
         numbers, labels = np.array([number for number, _ in leaving]), np.array([label for _, label in leaving])
         columns, times = self._rows.gather(numbers)
-        keep = labels != _LEFT_OUT
+        keep = labels != _DROPPED
         if self.rate < 1:
-            keep &= ~np.isnan(labels) | (keep_share(columns[self.key], self.seed) < self.rate)
-        self._rows.leave(numbers, self._round, np.where(keep, np.cumsum(keep) - 1, -1), labels)
+            keep &= ~np.isnan(labels) | (hash_to_unit(columns[self.key], self.seed) < self.rate)
+        self._rows.mark_left(numbers, self._round, np.where(keep, np.cumsum(keep) - 1, -1), labels)
         if not keep.any():
             return
         columns = {name: column[keep] for name, column in columns.items()}
-        self._push(self._labelled(columns, times[keep], labels[keep], self._round, 0))
-        self._records[self._round] = self._record()
+        self._push(self._labelled_batch(columns, times[keep], labels[keep], self._round, 0))
+        self._input_states[self._round] = self._input_state()
         self._round += 1
         self._returned += int(keep.sum())
-        self._milestones.append((self._round, self._returned))
-        if self._returned - self._milestones[0][1] > 2 * _KEPT_ROWS:
-            while self._returned - self._milestones[0][1] > _KEPT_ROWS:
-                self._milestones.popleft()
-            self._forget(self._milestones[0][0])
+        self._round_starts.append((self._round, self._returned))
+        if self._returned - self._round_starts[0][1] > 2 * _KEPT_ROWS:
+            while self._returned - self._round_starts[0][1] > _KEPT_ROWS:
+                self._round_starts.popleft()
+            self._discard_before(self._round_starts[0][0])
 
-    def _labelled(
-        self, columns: dict[str, np.ndarray], times: np.ndarray, labels: np.ndarray, number: int, first: int
+    def _labelled_batch(
+        self, columns: dict[str, np.ndarray], times: np.ndarray, labels: np.ndarray, round_number: int, first: int
     ) -> Batch:
         columns, expired = dict(columns), np.isnan(labels)
         columns[self.label] = np.where(expired, 0.0, labels).astype(np.float32)
         columns[self.weight] = np.where(expired, 1.0 / self.rate, 1.0).astype(np.float32)
-        span = Span(PARTITION, number, first, first + len(times) - 1, number + 1)
+        span = Span(PARTITION, round_number, first, first + len(times) - 1, round_number + 1)
         return Batch(columns, times, (span,))
 
-    def _forget(self, before: int) -> None:
-        self._rows.forget(before)
-        self._outcomes.forget(before)
-        self._seen.forget(before)
-        self._records = {number: record for number, record in self._records.items() if number >= before - 1}
+    def _discard_before(self, before: int) -> None:
+        self._rows.discard_before(before)
+        self._outcomes.discard_before(before)
+        self._seen_keys.discard_before(before)
+        self._input_states = {number: record for number, record in self._input_states.items() if number >= before - 1}
 
     def resolve(self, position: Position) -> Position:
         """Return `position` with the join's state at that point, and discard older states.
@@ -305,10 +305,10 @@ class DelayedLabelJoin(BufferedStream):
             return position
         cursor = Cursor.of(position[PARTITION])
         number, row = int(cursor.offset), cursor.row
-        done = number if row else number - 1
+        last_round = number if row else number - 1
         with self._lock:
-            self._first_record()
-            record = self._records.get(done)
+            self._save_first_input_state()
+            record = self._input_states.get(last_round)
             if record is None:
                 raise StreamError(
                     f"the state of the join in round {number} is no longer known; it is in round {self._round}"
@@ -318,21 +318,21 @@ class DelayedLabelJoin(BufferedStream):
             state = {
                 **record,
                 "positions": [side.stream.resolve(at) for side, at in sides],
-                "waiting": self._rows.pack(self._rows.waiting_after(done)),
+                "waiting": self._rows.pack(self._rows.waiting_after(last_round)),
                 "ready": self._rows.pack(ready, labels),
-                "outcomes": self._outcomes.pack(done),
+                "outcomes": self._outcomes.pack(last_round),
             }
             if self.unique:
-                state["seen"] = self._seen.pack(done)
-            self._forget(number)
+                state["seen"] = self._seen_keys.pack(last_round)
+            self._discard_before(number)
         return {PARTITION: cursor.to_json(), _STATE: state}
 
     def seek(self, position: Position) -> None:
         """Continue at `position`, as returned by `resolve`.
 
         Raises:
-            StreamError: the position is not that of a join; or it contains no state, and this process does not know the
-                state either.
+            StreamError: the position is not that of a join; or it contains no state, and this process has not kept the
+                state.
         """
         cursors = cursors_of(self, position, (PARTITION,))
         if PARTITION not in cursors:
@@ -349,28 +349,28 @@ class DelayedLabelJoin(BufferedStream):
 
     def _restore(self, cursor: Cursor, state: dict[str, Any]) -> None:
         number, row = int(cursor.offset), cursor.row
-        following = number + 1 if row else number
+        next_round = number + 1 if row else number
         record = {name: state[name] for name in ("positions", "reached")}
-        for side, at, reached in zip(self._sides, state["positions"], state["reached"], strict=False):
-            side.seek(at, _from_json(reached))
+        for side, at, merged_until in zip(self._sides, state["positions"], state["reached"], strict=False):
+            side.seek(at, _from_json(merged_until))
         with self._lock:
-            self._begin(following, record)
-            self._reached, self._closed_until = map(_from_json, state["reached"][2:])
+            self._begin(next_round, record)
+            self._latest_time, self._outcome_cutoff = map(_from_json, state["reached"][2:])
             columns, times = unpack_rows(*state["waiting"])
             if times is not None:
-                first = self._rows.add(following - 1, columns, times)
+                first = self._rows.add(next_round - 1, columns, times)
                 for offset, (key, time) in enumerate(zip(columns[self.key].tolist(), times.tolist(), strict=True)):
                     self._waiting.add(key, time, first + offset)
-            self._outcomes.restore(state["outcomes"], following - 1)
-            self._seen.restore(state.get("seen", []), following - 1)
+            self._outcomes.restore(state["outcomes"], next_round - 1)
+            self._seen_keys.restore(state.get("seen", []), next_round - 1)
             columns, times, labels = unpack_rows(*state["ready"])
             if times is not None:
                 if labels.dtype == bool:  # an earlier version stored only whether a row is positive
                     labels = np.where(labels, 1.0, _EXPIRED)
-                first = self._rows.add(following - 1, columns, times)
+                first = self._rows.add(next_round - 1, columns, times)
                 numbers = first + np.arange(len(times))
-                self._rows.leave(numbers, number, row + np.arange(len(times)), labels)
-                self._push(self._labelled(columns, times, labels, number, row))
+                self._rows.mark_left(numbers, number, row + np.arange(len(times)), labels)
+                self._push(self._labelled_batch(columns, times, labels, number, row))
             self._position = {PARTITION: cursor.to_json()}
 
     def commit(self, position: Position) -> None:

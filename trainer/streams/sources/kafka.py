@@ -19,13 +19,13 @@ from .broker_stream import BrokerStream, Mark, ReadMarks, checksum, indices_to_m
 
 logger = logging.getLogger(__name__)
 
-_START = "@start"
-_STARTS = ("earliest", "latest", "committed")
+_FIRST_OFFSETS = "@start"
+_START_CHOICES = ("earliest", "latest", "committed")
 _ORDERS = ("round_robin", "arrival")
 _BLOCK_SECONDS = 0.2  # longest blocking call, so that `close` takes effect
-_ASK_SECONDS = 3.0
-_LOOK_SECONDS = 60.0  # interval of checks for added partitions and for a recreated topic
-_AHEAD = 1000  # messages; a partition with more than eight times as many buffered messages is paused
+_REQUEST_SECONDS = 3.0
+_CHECK_SECONDS = 60.0  # interval of checks for added partitions and for a recreated topic
+_MIN_BUFFERED = 1000  # a partition is paused above eight times this number of buffered messages, or times the quota
 
 
 class KafkaStream(BrokerStream):
@@ -92,7 +92,7 @@ class KafkaStream(BrokerStream):
         max_record_bytes: int = MAX_RECORD_BYTES,
         give_up_after: float | None = None,
     ) -> None:
-        choice("start", start, _STARTS)
+        choice("start", start, _START_CHOICES)
         choice("order", order, _ORDERS)
         whole("quota", quota)
         source, server = f"kafka {topic}", f"Kafka at {servers}"
@@ -101,24 +101,27 @@ class KafkaStream(BrokerStream):
         )
         self.topic, self.start, self.order, self.quota, self.turn_timeout = topic, start, order, quota, turn_timeout
         self._partitions = None if partitions is None else sorted(partitions)
-        self._share = slice(None)
+        self._slice = slice(None)
         self._uncommitted: Position = {}
-        self._trouble: Any = None
+        self._client_error: Any = None
         self._kafka = client.library()
         self._errors = (self._kafka.KafkaException,)
-        own = {"error_cb": client.weak_callback(self._on_error), "on_commit": client.weak_callback(self._on_commit)}
-        self._consumer = client.connect(servers, group, {**own, **(config or {})})
-        self._target: dict[str, Cursor] = {}
+        handlers = {
+            "error_cb": client.weak_callback(self._on_error),
+            "on_commit": client.weak_callback(self._on_commit),
+        }
+        self._consumer = client.connect(servers, group, {**handlers, **(config or {})})
+        self._start_cursors: dict[str, Cursor] = {}
         self._assigned = False
-        self._look_at = 0.0
-        self._ends: dict[int, int] = {}
-        self._turns = client.RoundRobinMerger({}, {}, quota, turn_timeout)
-        self._paused = client.PausedPartitions(self._consumer, topic, 8 * max(quota, _AHEAD))
+        self._next_check = 0.0
+        self._end_offsets: dict[int, int] = {}
+        self._merger = client.RoundRobinMerger({}, {}, quota, turn_timeout)
+        self._paused = client.PausedPartitions(self._consumer, topic, 8 * max(quota, _MIN_BUFFERED))
         self._marks = ReadMarks()
-        self._unverified: dict[int, Mark] = {}  # marked records that are read again to check for a replaced log
+        self._unverified: dict[int, Mark] = {}  # marked messages that are read again to detect a recreated topic
 
     def _on_error(self, error: Any) -> None:
-        self._trouble = error
+        self._client_error = error
 
     def _on_commit(self, error: Any, partitions: Any) -> None:
         if error is not None:
@@ -126,16 +129,16 @@ class KafkaStream(BrokerStream):
 
     def deal(self, rank: int, world: int) -> None:
         """Read only every `world`-th partition in numeric order, from index `rank` on."""
-        share = slice(rank, None, world)
-        if share != self._share:
-            self._share, self._assigned = share, False
+        own_slice = slice(rank, None, world)
+        if own_slice != self._slice:
+            self._slice, self._assigned = own_slice, False
 
     def join(self, positions: Sequence[Position]) -> Position:
         joined = super().join(positions)
-        starts = [position[_START] for position in positions if _START in position]
+        starts = [position[_FIRST_OFFSETS] for position in positions if _FIRST_OFFSETS in position]
         if starts:
             offsets = {name: offset for start in starts for name, offset in start["offsets"].items()}
-            joined[_START] = {"quota": starts[0]["quota"], "offsets": offsets}
+            joined[_FIRST_OFFSETS] = {"quota": starts[0]["quota"], "offsets": offsets}
         return joined
 
     def _name(self, partition: int) -> str:
@@ -167,43 +170,43 @@ class KafkaStream(BrokerStream):
                 f"a position of KafkaStream is {{'{self.topic}:<partition>': [offset, row]}}; received {position!r}"
             )
         self._marks.begin(position)
-        self._target, self._position, self._assigned = cursors, dict(position), False
+        self._start_cursors, self._position, self._assigned = cursors, dict(position), False
 
     def resolve(self, position: Position) -> Position:
         return self._marks.resolve(position)
 
-    def _failed(self, error: Any) -> None:
+    def _handle_failure(self, error: Any) -> None:
         if isinstance(error, self._kafka.KafkaException):
             error = error.args[0]
         code, codes = error.code(), self._kafka.KafkaError
-        lasting = (codes.TOPIC_AUTHORIZATION_FAILED, codes.GROUP_AUTHORIZATION_FAILED, codes._AUTHENTICATION)
-        if error.fatal() or code in lasting:
+        permanent = (codes.TOPIC_AUTHORIZATION_FAILED, codes.GROUP_AUTHORIZATION_FAILED, codes._AUTHENTICATION)
+        if error.fatal() or code in permanent:
             raise StreamError(f"{self._retry.label} rejected the request: {error.str()}")
         self._retry.failed(error.str())
 
     def _assign(self) -> None:
         """Look up the partitions and their start offsets, and assign them."""
-        mine = client.partitions_of(self._consumer, self.topic, self._partitions, _ASK_SECONDS)[self._share]
-        topics = [self._kafka.TopicPartition(self.topic, number) for number in mine]
+        numbers = client.partitions_of(self._consumer, self.topic, self._partitions, _REQUEST_SECONDS)[self._slice]
+        topics = [self._kafka.TopicPartition(self.topic, number) for number in numbers]
         position: Position = {}
         resume_rows: dict[str, Cursor] = {}
-        marked: dict[int, Mark] = {}
+        unverified: dict[int, Mark] = {}
         starts: dict[int, int] = {}
         ends: dict[int, int] = {}
         for tp in topics:
             name = self._name(tp.partition)
-            low, high = client.ends_of(self._consumer, self.topic, tp.partition, _ASK_SECONDS)
+            low, high = client.ends_of(self._consumer, self.topic, tp.partition, _REQUEST_SECONDS)
             ends[tp.partition] = high
-            if name in self._target:
-                cursor = self._target[name]
-            elif self._target:
+            if name in self._start_cursors:
+                cursor = self._start_cursors[name]
+            elif self._start_cursors:
                 lag = high - low
                 logger.warning("%s was added to the topic: its %d messages are read from the first on", name, lag)
                 cursor = Cursor(low)
             else:
-                cursor = Cursor(self._first(tp, low, high))
+                cursor = Cursor(self._start_offset(tp, low, high))
             if not low <= int(cursor.offset) <= high:
-                self._missing(name, int(cursor.offset), low, high)
+                self._report_missing(name, int(cursor.offset), low, high)
                 cursor = Cursor(low)
                 self._marks.forget(name)
             position[name] = cursor.to_json()
@@ -211,47 +214,47 @@ class KafkaStream(BrokerStream):
             if cursor.row:
                 resume_rows[name] = cursor
             mark = self._marks.before(name, cursor)
-            # Begin at a marked message that was read before, to compare it with its checksum.
+            # Read a marked message again, to compare it with its checksum.
             if mark is not None and low <= int(mark.offset):
-                marked[tp.partition], tp.offset = mark, int(mark.offset)
-        turns = self._position.get(_START) or {"quota": self.quota, "offsets": {}}
-        bases = {n: min(turns["offsets"].get(self._name(n), offset), offset) for n, offset in starts.items()}
-        offsets = {self._name(number): base for number, base in bases.items()}
-        position[_START] = {"quota": turns["quota"], "offsets": offsets}
+                unverified[tp.partition], tp.offset = mark, int(mark.offset)
+        stored = self._position.get(_FIRST_OFFSETS) or {"quota": self.quota, "offsets": {}}
+        first_offsets = {n: min(stored["offsets"].get(self._name(n), offset), offset) for n, offset in starts.items()}
+        offsets = {self._name(number): base for number, base in first_offsets.items()}
+        position[_FIRST_OFFSETS] = {"quota": stored["quota"], "offsets": offsets}
         with self._lock:
             if not self._closed:
                 self._paused.resume_all()  # partitions stay paused when they are assigned again
                 self._consumer.assign(topics)
         self._clear()
-        fair = self.order == "round_robin"
-        self._turns = client.RoundRobinMerger(starts, bases, turns["quota"], self.turn_timeout, fair)
-        self._resume_rows, self._unverified = resume_rows, marked
-        self._position, self._ends = position, ends
+        in_turns = self.order == "round_robin"
+        self._merger = client.RoundRobinMerger(starts, first_offsets, stored["quota"], self.turn_timeout, in_turns)
+        self._resume_rows, self._unverified = resume_rows, unverified
+        self._position, self._end_offsets = position, ends
         self._assigned = True
-        self._look_at = monotonic() + _LOOK_SECONDS
+        self._next_check = monotonic() + _CHECK_SECONDS
 
-    def _first(self, tp: Any, low: int, high: int) -> int:
+    def _start_offset(self, tp: Any, low: int, high: int) -> int:
         """Return the start offset of a partition if there is no position."""
         if self.start == "committed":
-            (held,) = self._consumer.committed([tp], timeout=_ASK_SECONDS)
-            return low if held.offset < 0 else max(low, held.offset)
+            (committed,) = self._consumer.committed([tp], timeout=_REQUEST_SECONDS)
+            return low if committed.offset < 0 else max(low, committed.offset)
         return high if self.start == "latest" else low
 
-    def _missing(self, name: str, offset: int, low: int, high: int) -> None:
+    def _report_missing(self, name: str, offset: int, low: int, high: int) -> None:
         lost = f"messages of {name} from offset {offset} on were deleted before they were read; the first one is {low}"
         if offset > high:
-            lost = f"offset {offset} of {name} is beyond its end, {high}: {_another_log(low, high)}"
-        self._lost(lost)
+            lost = f"offset {offset} of {name} is beyond its end, {high}: {_describe_new_log(low, high)}"
+        self._report_loss(lost)
 
     def _fetch(self, max_rows: int, timeout: float) -> None:
-        if self._assigned and monotonic() >= self._look_at:
+        if self._assigned and monotonic() >= self._next_check:
             self._attempt(self._check_topic, 0.0)
         if self._assigned or self._attempt(self._assign, timeout):
             try:
                 self._consume(min(timeout, _BLOCK_SECONDS))
             except self._kafka.KafkaException as error:
                 self._go_back()  # fetches the buffered messages again
-                self._failed(error)
+                self._handle_failure(error)
                 return
             if self._assigned:  # otherwise `_consume` has sought back, and the buffered messages are obsolete
                 self._deliver(max_rows)
@@ -261,17 +264,17 @@ class KafkaStream(BrokerStream):
 
         Both happen when the partitions are assigned again.
         """
-        self._look_at = monotonic() + _LOOK_SECONDS
-        again = not any(self._turns.held(number) for number in self._turns.next)
+        self._next_check = monotonic() + _CHECK_SECONDS
+        reassign = not any(self._merger.buffered(number) for number in self._merger.next)
         if self._partitions is None:
-            metadata = self._consumer.list_topics(self.topic, timeout=_ASK_SECONDS)
-            again |= not set(sorted(metadata.topics[self.topic].partitions)[self._share]) <= set(self._ends)
-        if again:
+            metadata = self._consumer.list_topics(self.topic, timeout=_REQUEST_SECONDS)
+            reassign |= not set(sorted(metadata.topics[self.topic].partitions)[self._slice]) <= set(self._end_offsets)
+        if reassign:
             self._go_back()
 
     def _consume(self, timeout: float) -> None:
         """Move messages from the client to the buffers of the partitions."""
-        if self._turns.ready:
+        if self._merger.ready:
             timeout = 0.0
         with self._lock:
             if self._closed:
@@ -280,24 +283,24 @@ class KafkaStream(BrokerStream):
             messages = self._consumer.consume(2000, 0)
             if not messages and timeout:
                 messages = self._consumer.consume(1, timeout)  # even without partitions: it also runs callbacks
-            self._note_ends()
-            self._commit_now()
+            self._update_end_offsets()
+            self._commit_pending()
         for message in messages:
             error = message.error()
             if error is not None:
                 self._on_message_error(message, error)
             elif self._is_new(message):
-                self._turns.add(message.partition(), message)
-                self._trouble = None
-        if self._trouble is not None:
-            trouble, self._trouble = self._trouble, None
-            self._failed(trouble)
+                self._merger.add(message.partition(), message)
+                self._client_error = None
+        if self._client_error is not None:
+            error, self._client_error = self._client_error, None
+            self._handle_failure(error)
         elif messages and not messages[-1].error():
             self._retry.succeeded()
         elif self._retry.failures:
-            # On a quiet topic the client reports lost brokers but not their return, so send a request.
+            # On a quiet topic, the client reports lost brokers but not their return, so send a request.
             self._attempt(lambda: self._consumer.list_topics(self.topic, timeout=1.0), 0.0)
-        self._paused.balance({number: self._turns.held(number) for number in self._turns.next})
+        self._paused.balance({number: self._merger.buffered(number) for number in self._merger.next})
 
     def _is_new(self, message: Any) -> bool:
         """Return whether a message is unread; compare a marked one with its checksum.
@@ -311,11 +314,11 @@ class KafkaStream(BrokerStream):
             # A later offset means that the marked message was removed, so nothing can be compared.
             if offset == mark.offset and checksum(client.content_of(message)) != mark.checksum:
                 name = self._name(partition)
-                low, high = client.ends_of(self._consumer, self.topic, partition, _ASK_SECONDS)
-                other = f"offset {offset} of {name} holds another message than the one that was read there"
-                self._lost(f"{other}: {_another_log(low, high)}")
+                low, high = client.ends_of(self._consumer, self.topic, partition, _REQUEST_SECONDS)
+                problem = f"offset {offset} of {name} holds another message than the one that was read there"
+                self._report_loss(f"{problem}: {_describe_new_log(low, high)}")
                 self._restart(name, low)
-        return self._assigned and offset >= self._turns.next[partition]
+        return self._assigned and offset >= self._merger.next[partition]
 
     def _restart(self, name: str, low: int) -> None:
         self._marks.forget(name)
@@ -326,28 +329,28 @@ class KafkaStream(BrokerStream):
         if error.code() == codes._PARTITION_EOF:
             return
         if error.code() not in (codes._AUTO_OFFSET_RESET, codes.OFFSET_OUT_OF_RANGE):
-            self._failed(error)
+            self._handle_failure(error)
             return
         partition = message.partition()
-        low, high = client.ends_of(self._consumer, self.topic, partition, _ASK_SECONDS)
-        fetched = self._turns.fetched(partition)
-        if low <= fetched <= high:  # only the marked message is gone, or the topic was recreated and has grown since
+        low, high = client.ends_of(self._consumer, self.topic, partition, _REQUEST_SECONDS)
+        next_offset = self._merger.end_of_buffer(partition)
+        if low <= next_offset <= high:  # only the marked message is gone, or a recreated topic has grown since
             self._go_back()
             return
         name = self._name(partition)
-        self._missing(name, fetched, low, high)
+        self._report_missing(name, next_offset, low, high)
         self._restart(name, low)
 
     def _deliver(self, max_rows: int) -> None:
         taken: list[Any] = []
         while len(taken) < max(max_rows, 1000):
-            turn = self._turns.take()
+            turn = self._merger.take()
             if not turn:
                 break
             taken += turn
         if not taken:
             return
-        names = {number: self._name(number) for number in self._turns.next}
+        names = {number: self._name(number) for number in self._merger.next}
         origins = [Span(names[m.partition()], m.offset(), 0, 0, m.offset() + 1) for m in taken]
         for index in indices_to_mark(origins):
             self._marks.add(origins[index].partition, origins[index].offset, client.content_of(taken[index]))
@@ -358,15 +361,15 @@ class KafkaStream(BrokerStream):
         if self._closed:
             return
         self._uncommitted = dict(position)
-        # Do not call the client while the reading thread does: a callback from its call into Python could deadlock with
-        # this call on the GIL and the client's lock. In that case the reading thread commits after its own call.
+        # While the reading thread calls the client, another call could deadlock: each thread would hold one of the GIL
+        # and the client's lock, and wait for the other. The reading thread then commits after its own call.
         if self._lock.acquire(blocking=False):
             try:
-                self._commit_now()
+                self._commit_pending()
             finally:
                 self._lock.release()
 
-    def _commit_now(self) -> None:
+    def _commit_pending(self) -> None:
         """Commit the last position passed to `commit`; the caller holds `_lock`."""
         position, self._uncommitted = self._uncommitted, {}
         cursors = {int(n.rpartition(":")[2]): Cursor.of(c) for n, c in position.items() if not n.startswith("@")}
@@ -382,25 +385,25 @@ class KafkaStream(BrokerStream):
         """Return how many messages wait, by the last known end offsets; None if unknown."""
         if not self._assigned:
             return None
-        behind = (self._ends.get(partition, 0) - offset for partition, offset in list(self._turns.next.items()))
+        behind = (self._end_offsets.get(partition, 0) - offset for partition, offset in list(self._merger.next.items()))
         return self._ready_rows + sum(max(0, count) for count in behind)
 
-    def _note_ends(self) -> None:
-        # `lag` must not do this, because other threads call it: a concurrent client call can deadlock (see `commit`).
-        for partition in self._ends:
+    def _update_end_offsets(self) -> None:
+        # `lag` uses the result: it runs on other threads, where a client call could deadlock (see `commit`).
+        for partition in self._end_offsets:
             tp = self._kafka.TopicPartition(self.topic, partition)
             _, high = self._consumer.get_watermark_offsets(tp, cached=True)
-            self._ends[partition] = max(high, self._ends[partition])
+            self._end_offsets[partition] = max(high, self._end_offsets[partition])
 
     def _disconnect(self) -> None:
-        self._commit_now()
+        self._commit_pending()
         try:
             self._consumer.close()
         except self._kafka.KafkaException as error:
             logger.warning("%s: the client could not be closed: %s", self._retry.label, error)
 
 
-def _another_log(low: int, high: int) -> str:
+def _describe_new_log(low: int, high: int) -> str:
     return (
         "the topic was deleted and created again, or is another one; it holds "
         f"{high - low} messages from offset {low} on, none of which was read"

@@ -76,9 +76,9 @@ def partitions_of(consumer: Any, topic: str, chosen: Sequence[int] | None, timeo
         raise library().KafkaException(described.error)
     if chosen is None:
         return sorted(described.partitions)
-    absent = [number for number in chosen if number not in described.partitions]
-    if absent:
-        raise StreamError(f"topic {topic!r} has partitions {sorted(described.partitions)}; asked for {absent}")
+    missing = [number for number in chosen if number not in described.partitions]
+    if missing:
+        raise StreamError(f"topic {topic!r} has partitions {sorted(described.partitions)}; asked for {missing}")
     return list(chosen)
 
 
@@ -89,13 +89,13 @@ def ends_of(consumer: Any, topic: str, partition: int, timeout: float) -> tuple[
     result twice. The partition would then look empty, and its messages would be skipped.
     """
     kafka = library()
-    ends = []
-    for end in (kafka.OFFSET_BEGINNING, kafka.OFFSET_END):
-        (answer,) = consumer.offsets_for_times([kafka.TopicPartition(topic, partition, end)], timeout=timeout)
-        if answer.error is not None:
-            raise kafka.KafkaException(answer.error)
-        ends.append(answer.offset)
-    return ends[0], ends[1]
+    offsets = []
+    for which in (kafka.OFFSET_BEGINNING, kafka.OFFSET_END):
+        (result,) = consumer.offsets_for_times([kafka.TopicPartition(topic, partition, which)], timeout=timeout)
+        if result.error is not None:
+            raise kafka.KafkaException(result.error)
+        offsets.append(result.offset)
+    return offsets[0], offsets[1]
 
 
 class PausedPartitions:
@@ -143,7 +143,7 @@ class RoundRobinMerger:
 
     Args:
         next: mapping from partition to the offset to read next.
-        bases: mapping from partition to its first offset.
+        first_offsets: mapping from partition to its first offset.
         quota: number of offsets in a turn.
         timeout: seconds to wait for an empty partition. Then it is skipped until it has caught up with the others. None
             waits forever.
@@ -151,7 +151,7 @@ class RoundRobinMerger:
     """
 
     next: dict[int, int]
-    bases: Mapping[int, int]
+    first_offsets: Mapping[int, int]
     quota: int
     timeout: float | None
     in_turns: bool = True
@@ -159,18 +159,18 @@ class RoundRobinMerger:
     def __post_init__(self) -> None:
         self.next = dict(self.next)
         self._buffers: dict[int, deque[Any]] = {number: deque() for number in self.next}
-        self._passed: set[int] = set()  # empty partitions that are skipped
-        self._waits: dict[int, float] = {}  # by partition: time when waiting for it began
+        self._skipped: set[int] = set()  # empty partitions that are skipped
+        self._waiting_since: dict[int, float] = {}  # by partition: time when waiting for it began
 
     def add(self, partition: int, message: Any) -> None:
         """Buffer a message; ``offset()`` must increase within the partition."""
         self._buffers[partition].append(message)
 
-    def held(self, partition: int) -> int:
+    def buffered(self, partition: int) -> int:
         """Return the number of buffered messages of a partition."""
         return len(self._buffers[partition])
 
-    def fetched(self, partition: int) -> int:
+    def end_of_buffer(self, partition: int) -> int:
         """Return the offset after the last buffered or taken message."""
         buffer = self._buffers[partition]
         return buffer[-1].offset() + 1 if buffer else self.next[partition]
@@ -180,7 +180,7 @@ class RoundRobinMerger:
         """Whether `take` would return messages."""
         if not self.in_turns:
             return any(self._buffers.values())
-        chosen = self._choose()
+        chosen = self._next_partition()
         return chosen is not None and bool(self._buffers[chosen])
 
     def take(self) -> list[Any]:
@@ -188,44 +188,44 @@ class RoundRobinMerger:
         taken: list[Any] = []
         if not self.in_turns:
             for partition, buffer in self._buffers.items():
-                self.next[partition] = self.fetched(partition)
+                self.next[partition] = self.end_of_buffer(partition)
                 taken += buffer
                 buffer.clear()
             return taken
-        chosen = self._choose()
+        chosen = self._next_partition()
         if chosen is None:
             return []
         buffer = self._buffers[chosen]
         if not buffer:
             self._wait_for(chosen)
             return []
-        self._waits.pop(chosen, None)
+        self._waiting_since.pop(chosen, None)
         turn = buffer[0].offset() // self.quota
         while buffer and buffer[0].offset() // self.quota == turn:
             taken.append(buffer.popleft())
         self.next[chosen] = taken[-1].offset() + 1
         return taken
 
-    def _order(self, partition: int) -> tuple[int, int]:
+    def _sort_key(self, partition: int) -> tuple[int, int]:
         """Return the sort key of a partition: its number of completed turns, its number."""
         buffer = self._buffers[partition]
         # If offsets are missing, the next message may belong to a later turn than the next offset.
         following = buffer[0].offset() if buffer else self.next[partition]
-        return following // self.quota - self.bases[partition] // self.quota, partition
+        return following // self.quota - self.first_offsets[partition] // self.quota, partition
 
-    def _choose(self) -> int | None:
+    def _next_partition(self) -> int | None:
         if not self._buffers:
             return None
-        waited_for = [self._order(number) for number in self._buffers if number not in self._passed]
-        front = min(waited_for) if waited_for else max(map(self._order, self._buffers))
+        keys = [self._sort_key(number) for number in self._buffers if number not in self._skipped]
+        front = min(keys) if keys else max(map(self._sort_key, self._buffers))
         # A skipped partition is waited for again only once it has reached the front.
-        self._passed -= {number for number in self._passed if self._order(number) >= front}
-        eligible = [number for number in self._buffers if number not in self._passed or self._buffers[number]]
-        return min(eligible, key=self._order, default=None)
+        self._skipped -= {number for number in self._skipped if self._sort_key(number) >= front}
+        eligible = [number for number in self._buffers if number not in self._skipped or self._buffers[number]]
+        return min(eligible, key=self._sort_key, default=None)
 
     def _wait_for(self, partition: int) -> None:
         now = monotonic()
-        since = self._waits.setdefault(partition, now)
+        since = self._waiting_since.setdefault(partition, now)
         if self.timeout is not None and now - since >= self.timeout:
-            del self._waits[partition]
-            self._passed.add(partition)
+            del self._waiting_since[partition]
+            self._skipped.add(partition)

@@ -30,7 +30,7 @@ class Side:
     Attributes:
         head: rows read but not merged yet, or None.
         clock: merge order of the rows in `head`: running maximum of their event times, float64 [rows].
-        reached: event time up to which rows were merged.
+        merged_until: event time up to which rows were merged.
         position: position after the last merged row.
     """
 
@@ -39,17 +39,17 @@ class Side:
         self.position: Position = {}
         self.reset(float("-inf"))
 
-    def reset(self, reached: float) -> None:
-        """Drop the unmerged rows and set the event time reached."""
+    def reset(self, merged_until: float) -> None:
+        """Drop the unmerged rows and set the event time up to which rows were merged."""
         self.head: Batch | None = None
-        self.reached = reached
+        self.merged_until = merged_until
         self.idle_since: float | None = None
         self.clock = np.empty(0)
 
-    def seek(self, position: Position, reached: float) -> None:
-        """Continue at `position`; `reached` is the event time there."""
+    def seek(self, position: Position, merged_until: float) -> None:
+        """Continue at `position`, before which rows were merged up to `merged_until`."""
         self.stream.seek(position)
-        self.reset(reached)
+        self.reset(merged_until)
         self.position = position
 
     def lag(self) -> int | None:
@@ -65,14 +65,14 @@ class Side:
         if batch is None:
             return
         if batch.event_time is None or self.key not in batch.columns:
-            absent = "event time" if batch.event_time is None else self.key
-            raise DataError(f"the {self.name} of a join need {absent!r}; received columns {list(batch.columns)}")
+            missing = "event time" if batch.event_time is None else self.key
+            raise DataError(f"the {self.name} of a join need {missing!r}; received columns {list(batch.columns)}")
         if self.stream.schema is None:  # a stream with a schema has removed such rows already
             for reason in far_ahead(batch.event_time, self.stream.max_future).values():
                 raise DataError(f"the {self.name} of a join: {reason}; it would make waiting impressions negative")
         self.head = batch
         # The running maximum keeps the rows of a stream in their order, even if event times are out of order.
-        self.clock = np.maximum.accumulate(np.maximum(batch.event_time, self.reached))
+        self.clock = np.maximum.accumulate(np.maximum(batch.event_time, self.merged_until))
         self.idle_since = None
 
     def bound(self, idle_timeout: float | None) -> float:
@@ -86,74 +86,75 @@ class Side:
             return float("inf")
         if self.stream.retrying:
             self.idle_since = None
-            return self.reached
+            return self.merged_until
         now = monotonic()
         if self.idle_since is None:
             self.idle_since = now
         idle = idle_timeout is not None and now - self.idle_since >= idle_timeout
-        return float("inf") if idle else self.reached
+        return float("inf") if idle else self.merged_until
 
-    def take(self, rows: int) -> tuple[Batch | None, np.ndarray]:
-        """Remove the first `rows` unmerged rows and return them with their clock."""
+    def take(self, until: float, *, inclusive: bool) -> tuple[Batch | None, np.ndarray]:
+        """Remove the unmerged rows before a time and return them with their clock."""
+        rows = int(np.searchsorted(self.clock, until, side="right" if inclusive else "left"))
         if not rows or self.head is None:
             return None, np.empty(0)
         taken, rest = self.head.split(rows)
         clock, self.clock = self.clock[:rows], self.clock[rows:]
         self.head = rest if rest.rows else None
-        self.reached = float(clock[-1])
+        self.merged_until = float(clock[-1])
         self.position = advance(self.position, taken)
         return taken, clock
 
 
-class _Chunk:
-    """Impressions that arrived together in round `arrived`, numbered from `first` on.
+class _ImpressionBlock:
+    """Impressions that arrived together in round `arrival`, numbered from `first` on.
 
     Attributes:
-        left: round in which each row left, or `_WAITING`, int64 [rows].
-        rank: index of each row in the output of that round, or -1 if it was not returned, int64 [rows].
-        label: label of each row, float64 [rows].
+        left_round: round in which each row left, or `_WAITING`, int64 [rows].
+        output_index: index of each row in the output of that round, or -1 if it was not returned, int64 [rows].
+        labels: label of each row, float64 [rows].
     """
 
-    def __init__(self, first: int, arrived: int, columns: dict[str, np.ndarray], times: np.ndarray) -> None:
-        self.first, self.arrived, self.columns, self.times = first, arrived, columns, times
-        self.left = np.full(len(times), _WAITING, dtype=np.int64)
-        self.rank = np.full(len(times), -1, dtype=np.int64)
-        self.label = np.zeros(len(times))
+    def __init__(self, first: int, arrival: int, columns: dict[str, np.ndarray], times: np.ndarray) -> None:
+        self.first, self.arrival, self.columns, self.times = first, arrival, columns, times
+        self.left_round = np.full(len(times), _WAITING, dtype=np.int64)
+        self.output_index = np.full(len(times), -1, dtype=np.int64)
+        self.labels = np.zeros(len(times))
 
 
 class PendingRows:
-    """Impressions in order of arrival; rows that left are kept until `forget`.
+    """Impressions in order of arrival; rows that left are kept until `discard_before`.
 
     Attributes:
         count: number of impressions added so far.
     """
 
     def __init__(self) -> None:
-        self._chunks: list[_Chunk] = []
+        self._blocks: list[_ImpressionBlock] = []
         self.count = 0
 
-    def add(self, arrived: int, columns: dict[str, np.ndarray], times: np.ndarray) -> int:
+    def add(self, arrival: int, columns: dict[str, np.ndarray], times: np.ndarray) -> int:
         """Add impressions; return the number of the first."""
         first = self.count
-        self._chunks.append(_Chunk(first, arrived, columns, times))
+        self._blocks.append(_ImpressionBlock(first, arrival, columns, times))
         self.count += len(times)
         return first
 
-    def _held(self, numbers: np.ndarray) -> list[tuple[_Chunk, np.ndarray, np.ndarray]]:
-        """Return the chunks of `numbers`, with row indexes and indexes in `numbers`."""
-        where = np.searchsorted([chunk.first for chunk in self._chunks], numbers, side="right") - 1
-        chosen = [(self._chunks[c], np.flatnonzero(where == c)) for c in np.unique(where)]
-        return [(chunk, numbers[indices] - chunk.first, indices) for chunk, indices in chosen]
+    def _locate(self, numbers: np.ndarray) -> list[tuple[_ImpressionBlock, np.ndarray, np.ndarray]]:
+        """Return (block, row indexes in it, indexes in `numbers`) for each block of `numbers`."""
+        block_indices = np.searchsorted([block.first for block in self._blocks], numbers, side="right") - 1
+        located = [(self._blocks[c], np.flatnonzero(block_indices == c)) for c in np.unique(block_indices)]
+        return [(block, numbers[indices] - block.first, indices) for block, indices in located]
 
     def gather(self, numbers: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Return the columns and times of rows, in the order of `numbers`."""
-        held = self._held(numbers)
-        back = np.argsort(np.concatenate([indices for _, _, indices in held]))
+        located = self._locate(numbers)
+        order = np.argsort(np.concatenate([indices for _, _, indices in located]))
         columns = {
-            name: np.concatenate([chunk.columns[name][rows] for chunk, rows, _ in held])[back]
-            for name in held[0][0].columns
+            name: np.concatenate([block.columns[name][rows] for block, rows, _ in located])[order]
+            for name in located[0][0].columns
         }
-        return columns, np.concatenate([chunk.times[rows] for chunk, rows, _ in held])[back]
+        return columns, np.concatenate([block.times[rows] for block, rows, _ in located])[order]
 
     def pack(self, numbers: np.ndarray, *labels: np.ndarray) -> list[Any]:
         """Encode the columns and times of rows, and `labels`, for `unpack_rows`."""
@@ -162,41 +163,42 @@ class PendingRows:
         columns, times = self.gather(numbers)
         return [{name: pack(column) for name, column in columns.items()}, pack(times), *map(pack, labels)]
 
-    def leave(self, numbers: np.ndarray, left: int, ranks: np.ndarray, labels: np.ndarray) -> None:
-        """Record that rows left in round `left`, with their ranks and labels.
+    def mark_left(self, numbers: np.ndarray, round_number: int, indices: np.ndarray, labels: np.ndarray) -> None:
+        """Record that rows left in a round.
 
-        The rank is the row's index in the output of that round, or -1 if the row was not returned.
+        `indices` has each row's index in the output of that round, or -1 if the row was not returned.
         """
-        for chunk, rows, indices in self._held(numbers):
-            chunk.left[rows], chunk.rank[rows], chunk.label[rows] = left, ranks[indices], labels[indices]
+        for block, rows, positions in self._locate(numbers):
+            block.left_round[rows] = round_number
+            block.output_index[rows], block.labels[rows] = indices[positions], labels[positions]
 
-    def waiting_after(self, done: int) -> np.ndarray:
-        """Return the numbers of the rows still waiting at the end of round `done`."""
+    def waiting_after(self, round_number: int) -> np.ndarray:
+        """Return the numbers of the rows still waiting at the end of a round."""
         parts = [
-            chunk.first + np.flatnonzero((chunk.left == _WAITING) | (chunk.left > done))
-            for chunk in self._chunks
-            if chunk.arrived <= done
+            block.first + np.flatnonzero((block.left_round == _WAITING) | (block.left_round > round_number))
+            for block in self._blocks
+            if block.arrival <= round_number
         ]
         return np.concatenate([np.empty(0, np.int64), *parts])
 
-    def output_of(self, left: int, rank: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows in the output of round `left` from `rank` on, and their labels."""
+    def output_of(self, round_number: int, first_index: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows and labels in the output of a round, from row `first_index` on."""
         parts = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
-        for chunk in self._chunks:
-            rows = np.flatnonzero((chunk.left == left) & (chunk.rank >= rank))
-            parts.append((chunk.first + rows, chunk.rank[rows], chunk.label[rows]))
-        numbers, ranks, labels = map(np.concatenate, zip(*parts, strict=True))
-        order = np.argsort(ranks, kind="stable")
+        for block in self._blocks:
+            rows = np.flatnonzero((block.left_round == round_number) & (block.output_index >= first_index))
+            parts.append((block.first + rows, block.output_index[rows], block.labels[rows]))
+        numbers, indices, labels = map(np.concatenate, zip(*parts, strict=True))
+        order = np.argsort(indices, kind="stable")
         return numbers[order], labels[order]
 
-    def forget(self, before: int) -> None:
+    def discard_before(self, before: int) -> None:
         """Drop chunks whose impressions all left before round `before`."""
-        self._chunks = [chunk for chunk in self._chunks if not ((chunk.left != _WAITING) & (chunk.left < before)).all()]
+        self._blocks = [b for b in self._blocks if not ((b.left_round != _WAITING) & (b.left_round < before)).all()]
 
     @property
     def rows(self) -> int:
         """Number of rows held in memory."""
-        return sum(len(chunk.times) for chunk in self._chunks)
+        return sum(len(block.times) for block in self._blocks)
 
 
 class WaitingImpressions:
@@ -215,29 +217,29 @@ class WaitingImpressions:
 
     def match(self, key: Any, time: float, early: float, within: float) -> list[int]:
         """Remove the impressions that match an outcome at `time`; return their numbers."""
-        held = self._by_key.get(key, ())
-        matches = [(since, number) for since, number in held if since - early <= time <= since + within]
+        waiting = self._by_key.get(key, ())
+        matches = [(since, number) for since, number in waiting if since - early <= time <= since + within]
         for since, number in matches:
             self._remove(key, since, number)
         return [number for _, number in matches]
 
     def expire(self, now: float, within: float) -> list[int]:
         """Remove impressions whose limit has passed; return their numbers."""
-        left = []
+        removed = []
         while self._by_time and self._by_time[0][0] + within < now:
-            left += self._remove_oldest()
-        return left
+            removed += self._remove_oldest()
+        return removed
 
-    def keep(self, most: int) -> list[int]:
-        """Remove the oldest impressions beyond `most`; return their numbers."""
-        left = []
-        while self.rows > most:
-            left += self._remove_oldest()
-        return left
+    def trim(self, maximum: int) -> list[int]:
+        """Remove the oldest impressions beyond `maximum`; return their numbers."""
+        removed = []
+        while self.rows > maximum:
+            removed += self._remove_oldest()
+        return removed
 
     def clear(self) -> list[int]:
         """Remove all impressions; return their numbers in ascending order."""
-        numbers = sorted(number for held in self._by_key.values() for _, number in held)
+        numbers = sorted(number for waiting in self._by_key.values() for _, number in waiting)
         self.rows, self._by_key, self._by_time = 0, {}, []
         return numbers
 
@@ -247,12 +249,12 @@ class WaitingImpressions:
 
     def _remove(self, key: Any, time: float, number: int) -> bool:
         """Remove an impression; return whether it was still waiting."""
-        held = self._by_key.get(key, [])
-        if (time, number) not in held:
+        waiting = self._by_key.get(key, [])
+        if (time, number) not in waiting:
             return False
-        held.remove((time, number))
+        waiting.remove((time, number))
         self.rows -= 1
-        if not held:
+        if not waiting:
             del self._by_key[key]
         return True
 
@@ -262,22 +264,22 @@ class Outcome:
     """An outcome kept for impressions still to come.
 
     Attributes:
-        arrived: round in which the outcome arrived.
+        arrival: round in which the outcome arrived.
         matched: whether it has matched an impression.
         value: label that it gives to an impression.
-        left: round in which it was dropped, or None.
+        dropped_round: round in which it was dropped, or None.
     """
 
     key: Any
     time: float
-    arrived: int
+    arrival: int
     matched: bool
     value: float = 1.0
-    left: int | None = None
+    dropped_round: int | None = None
 
 
 class OutcomeBuffer:
-    """Outcomes by key; dropped outcomes stay in a log until `forget`."""
+    """Outcomes by key; dropped outcomes stay in a log until `discard_before`."""
 
     def __init__(self) -> None:
         self._by_key: dict[Any, list[Outcome]] = {}
@@ -292,7 +294,7 @@ class OutcomeBuffer:
         self._count += 1
         heapq.heappush(self._queue, (outcome.time, self._count, outcome))
 
-    def of(self, key: Any) -> list[Outcome]:
+    def with_key(self, key: Any) -> list[Outcome]:
         """Return the outcomes of a key."""
         return self._by_key.get(key, [])
 
@@ -302,50 +304,51 @@ class OutcomeBuffer:
         Returns:
             The value of the earliest of them, or None if there is none.
         """
-        matches = [entry for entry in self.of(key) if since <= entry.time <= until]
-        for entry in matches:
-            entry.matched = True
-        return min(matches, key=lambda entry: entry.time).value if matches else None
+        matches = [outcome for outcome in self.with_key(key) if since <= outcome.time <= until]
+        for outcome in matches:
+            outcome.matched = True
+        return min(matches, key=lambda outcome: outcome.time).value if matches else None
 
-    def drop(self, before: float, left: int, most: int | None = None) -> int:
-        """Drop the outcomes before a time, and the oldest ones beyond `most`.
+    def drop(self, before: float, round_number: int, maximum: int | None = None) -> int:
+        """Drop the outcomes before a time, and the oldest ones beyond `maximum`.
 
         Args:
             before: event time.
-            left: the current round.
-            most: largest number of outcomes to keep; None for no limit.
+            round_number: the current round.
+            maximum: largest number of outcomes to keep; None for no limit.
 
         Returns:
             How many of the dropped outcomes had matched no impression.
         """
         unmatched = 0
-        while self._queue and (self._queue[0][0] < before or (most is not None and len(self._queue) > most)):
+        while self._queue and (self._queue[0][0] < before or (maximum is not None and len(self._queue) > maximum)):
             outcome = heapq.heappop(self._queue)[2]
-            outcome.left = left
+            outcome.dropped_round = round_number
             unmatched += not outcome.matched
-            held = self._by_key[outcome.key]
-            held.remove(outcome)
-            if not held:
+            outcomes = self._by_key[outcome.key]
+            outcomes.remove(outcome)
+            if not outcomes:
                 del self._by_key[outcome.key]
         return unmatched
 
-    def forget(self, before: int) -> None:
+    def discard_before(self, before: int) -> None:
         """Remove outcomes dropped before round `before` from the log."""
-        self._log = [o for o in self._log if o.left is None or o.left >= before]
+        self._log = [o for o in self._log if o.dropped_round is None or o.dropped_round >= before]
 
-    def pack(self, done: int) -> list[Any]:
-        """Return the outcomes held at the end of round `done`, encoded as JSON."""
-        held = [o for o in self._log if o.arrived <= done and (o.left is None or o.left > done)]
-        return [pack(np.array(values)) for values in zip(*map(_values, held), strict=True)]
+    def pack(self, round_number: int) -> list[Any]:
+        """Return the outcomes kept at the end of a round, encoded as JSON."""
+        arrived = [o for o in self._log if o.arrival <= round_number]
+        kept = [o for o in arrived if o.dropped_round is None or o.dropped_round > round_number]
+        return [pack(np.array(values)) for values in zip(*map(_fields_of, kept), strict=True)]
 
-    def restore(self, packed: list[Any], arrived: int) -> None:
-        """Add outcomes encoded by `pack`, as if they had arrived in round `arrived`."""
+    def restore(self, packed: list[Any], arrival: int) -> None:
+        """Add outcomes encoded by `pack`, as if they had arrived in round `arrival`."""
         if packed:
             for key, time, matched, *value in zip(*(unpack(values).tolist() for values in packed), strict=True):
-                self.add(Outcome(key, time, arrived, matched, *value))
+                self.add(Outcome(key, time, arrival, matched, *value))
 
 
-def _values(outcome: Outcome) -> tuple[Any, ...]:
+def _fields_of(outcome: Outcome) -> tuple[Any, ...]:
     return outcome.key, outcome.time, outcome.matched, outcome.value
 
 
@@ -375,7 +378,7 @@ def unpack(packed: list[Any]) -> Any:
     return np.frombuffer(bytearray(data), np.dtype(dtype)).reshape(shape)
 
 
-def keep_share(keys: np.ndarray, seed: int) -> np.ndarray:
+def hash_to_unit(keys: np.ndarray, seed: int) -> np.ndarray:
     """Hash each key and the seed to a number in [0, 1).
 
     Keys are mixed by the finaliser of SplitMix64 (Steele, Lea and Flood, 2014). Text is first hashed to 64 bits with
@@ -397,4 +400,4 @@ def unpack_rows(columns: Any, times: Any, *labels: Any) -> list[Any]:
     """Decode the output of `PendingRows.pack`; None for columns without rows."""
     if times is None:
         return [None, None, *labels]
-    return [{name: unpack(own) for name, own in columns.items()}, unpack(times), *map(unpack, labels)]
+    return [{name: unpack(column) for name, column in columns.items()}, unpack(times), *map(unpack, labels)]

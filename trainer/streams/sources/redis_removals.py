@@ -19,13 +19,13 @@ class Loss:
 
     message: str
     restart: bool = False  # whether the key was replaced and must be read from its start
-    upto: Id = _START  # id of the newest removed entry, if known
+    up_to: Id = _START  # id of the newest removed entry, if known
 
 
 class Removals:
     """Detects removals by comparing the state of a key between reads.
 
-    Redis before version 7 has no counters, so removals from between unread entries are not detected.
+    Removals between unread entries are detected only with Redis 7 or later, which counts the entries of a key.
 
     Args:
         resumed: whether an entry at or before the cursor is known to have existed.
@@ -33,17 +33,17 @@ class Removals:
     """
 
     def __init__(self, resumed: bool, accepted: Id = _START) -> None:
-        self._begin(resumed, accepted)
+        self._reset(resumed, accepted)
 
-    def _begin(self, resumed: bool, accepted: Id) -> None:
+    def _reset(self, resumed: bool, accepted: Id) -> None:
         self.resumed, self.accepted = resumed, accepted
-        self._seen = resumed  # whether the key has existed
-        self._added: int | None = None
-        self._all_read = False
-        self._last = _START
+        self._has_existed = resumed  # whether the key has existed
+        self._entries_added: int | None = None
+        self._read_all = False
+        self._last_id = _START
 
-    def look(
-        self, info: Mapping[str, Any] | None, cursor: Id, ids: Sequence[Id], full: bool, within: Id | None
+    def find_loss(
+        self, info: Mapping[str, Any] | None, cursor: Id, ids: Sequence[Id], full: bool, partly_read: Id | None
     ) -> Loss | None:
         """Return the loss of unread entries since the last call, or None.
 
@@ -54,44 +54,46 @@ class Removals:
             full: whether more entries may follow `ids`.
             within: id of a partially read entry, which must still exist, or None.
         """
-        last, added = (_START, None) if info is None else (parse(info["last-generated-id"]), info.get("entries-added"))
-        if self._seen and (info is None or last < cursor or (added or 0) < (self._added or 0)):
-            return self._replaced(info, last)
+        last_id = _START if info is None else parse_id(info["last-generated-id"])
+        added = None if info is None else info.get("entries-added")
+        if self._has_existed and (info is None or last_id < cursor or (added or 0) < (self._entries_added or 0)):
+            return self._handle_replacement(info, last_id)
         if info is None:
             return None
-        resumed, seen, all_read, before = self.resumed, self._seen, self._all_read, self._added
-        self.resumed, self._seen = resumed or bool(ids), True
-        self._all_read, self._added, self._last = not full, added, last
-        oldest = parse(info["first-entry"][0]) if info["first-entry"] else None
+        resumed, existed, all_read, added_before = self.resumed, self._has_existed, self._read_all, self._entries_added
+        self.resumed, self._has_existed = resumed or bool(ids), True
+        self._read_all, self._entries_added, self._last_id = not full, added, last_id
+        oldest = parse_id(info["first-entry"][0]) if info["first-entry"] else None
         reached = ids[-1] if ids else cursor
-        # If the key ends before its last generated id, the entry with that id was removed.
-        removed = last if not full and last > reached else parse(info.get("max-deleted-entry-id", b"0-0"))
-        news = seen and removed > max(cursor, self.accepted)
-        # Although an entry at or before the cursor existed, the key now begins after the cursor.
+        # If the newest entry is older than the last generated id, the entry with that id was removed.
+        removed = last_id if not full and last_id > reached else parse_id(info.get("max-deleted-entry-id", b"0-0"))
+        is_new = existed and removed > max(cursor, self.accepted)
+        # An entry at or before the cursor existed, but the oldest entry is now after the cursor.
         lost_start = resumed and oldest is not None and oldest > cursor
-        trimmed = lost_start if within is None else bool(ids) and ids[0] != within
-        if not trimmed and not news:
+        trimmed = lost_start if partly_read is None else bool(ids) and ids[0] != partly_read
+        if not trimmed and not is_new:
             if removed > cursor:  # removed before this stream began to read
                 self.accepted = max(self.accepted, removed)
             return None
-        count = "" if before is None or full or not all_read else f"{added - before - len(ids)} "
+        count = "" if added_before is None or full or not all_read else f"{added - added_before - len(ids)} "
         first = ids[0] if ids else oldest if oldest is not None and oldest > cursor else None
-        left = "none is left" if first is None else f"the first id available is {text(first)}"
-        message = f"has lost {count}entries after {text(cursor)} before they were read (XDEL, XTRIM, MAXLEN); {left}"
-        return Loss(message, upto=removed)
+        remainder = "none is left" if first is None else f"the first id available is {format_id(first)}"
+        lost = f"{count}entries after {format_id(cursor)}"
+        message = f"has lost {lost} before they were read (XDEL, XTRIM, MAXLEN); {remainder}"
+        return Loss(message, up_to=removed)
 
-    def _replaced(self, info: Mapping[str, Any] | None, last: Id) -> Loss:
+    def _handle_replacement(self, info: Mapping[str, Any] | None, last: Id) -> Loss:
         """Reset the state of a deleted key and return the loss of its unread entries."""
         what = "was deleted" if info is None else "was deleted and created again"
-        if self._last != _START:
-            what += f"; the last id seen in it was {text(self._last)}"
+        if self._last_id != _START:
+            what += f"; the last id seen in it was {format_id(self._last_id)}"
         if info is not None:
-            what += f": now it holds {info['length']} entries, up to {text(last)}"
-        self._begin(False, _START)
+            what += f": now it holds {info['length']} entries, up to {format_id(last)}"
+        self._reset(False, _START)
         return Loss(what, restart=True)
 
 
-def parse(value: Offset | bytes, label: str = "") -> Id:
+def parse_id(value: Offset | bytes, label: str = "") -> Id:
     """Parse an entry id into (milliseconds, sequence); `label` begins error messages."""
     if isinstance(value, bytes):
         value = value.decode()
@@ -101,6 +103,6 @@ def parse(value: Offset | bytes, label: str = "") -> Id:
     return int(first), int(second or 0)
 
 
-def text(at: Id) -> str:
+def format_id(at: Id) -> str:
     """Format an entry id as Redis writes it."""
     return f"{at[0]}-{at[1]}"

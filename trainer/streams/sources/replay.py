@@ -79,7 +79,7 @@ class ReplayStream(Stream):
         self._clock = clock
         self._pass = self._row = 0
         self._started: float | None = None
-        self._released = 0
+        self._returned = 0
         self._stop = Event()
 
     @property
@@ -98,33 +98,33 @@ class ReplayStream(Stream):
             return None
         rows = min(max_rows, self.rows - self._row)
         if self.rows_per_second is not None:
-            rows = min(rows, self._due(timeout))
+            rows = min(rows, self._wait_until_due(timeout))
             if rows < 1:
                 return None
-            self._released += rows
+            self._returned += rows
         first, last = self._row, self._row + rows
         index = slice(first, last) if self._order is None else self._order[first:last]
         # Copy the rows, so that changes to the batch do not affect the caller's table.
         columns = {name: column[index].copy() for name, column in self._table.items()}
-        ended = last == self.rows
-        span = Span(PARTITION, self._pass, first, last - 1, self._pass + 1 if ended else None)
-        self._pass, self._row = (self._pass + 1, 0) if ended else (self._pass, last)
+        ends_pass = last == self.rows
+        span = Span(PARTITION, self._pass, first, last - 1, self._pass + 1 if ends_pass else None)
+        self._pass, self._row = (self._pass + 1, 0) if ends_pass else (self._pass, last)
         return Batch(columns, None if self._times is None else np.array(self._times[index]), (span,))
 
-    def _due(self, timeout: float) -> int:
+    def _wait_until_due(self, timeout: float) -> int:
         """Return the number of rows that are due; wait up to `timeout` for the first one."""
         if self._started is None:
-            self._started, self._released = self._clock(), 0
-        due = self._waiting()
+            self._started, self._returned = self._clock(), 0
+        due = self._due_rows()
         if due < 1 and timeout > 0 and self._clock is monotonic:
-            at = self._started + (self._released + 1) / self.rows_per_second
-            self._stop.wait(min(timeout, max(0.0, at - monotonic())))
-            due = self._waiting()
+            due_time = self._started + (self._returned + 1) / self.rows_per_second
+            self._stop.wait(min(timeout, max(0.0, due_time - monotonic())))
+            due = self._due_rows()
         return due
 
-    def _waiting(self) -> int:
+    def _due_rows(self) -> int:
         # The small term keeps rounding errors from delaying a row that is due exactly now.
-        return int((self._clock() - self._started) * self.rows_per_second + 1e-9) - self._released
+        return int((self._clock() - self._started) * self.rows_per_second + 1e-9) - self._returned
 
     def position(self) -> Position:
         return {PARTITION: Cursor(self._pass, self._row).to_json()}
@@ -148,7 +148,7 @@ class ReplayStream(Stream):
         Without a rate, return the number of all rows left, or None if the table repeats forever.
         """
         if self.rows_per_second is not None:
-            return 0 if self._started is None else max(0, self._waiting())
+            return 0 if self._started is None else max(0, self._due_rows())
         return None if self.repeat is None else (self.repeat - self._pass) * self.rows - self._row
 
     def close(self) -> None:

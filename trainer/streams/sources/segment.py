@@ -18,10 +18,10 @@ from ..formats.segments import Piece, Reader, TextReader
 logger = logging.getLogger(__name__)
 
 CHECKSUM_SUFFIX = ".sha256"
-_LINE = re.compile(rb"\\?([0-9a-fA-F]{64})(?:[ \t].*)?")
-_MOST = 65_536  # bytes of a checksum file that are read
-_HEAD, _TAIL = 16_384, 4_096  # bytes covered by a fingerprint
-_END = "end"
+_CHECKSUM_LINE = re.compile(rb"\\?([0-9a-fA-F]{64})(?:[ \t].*)?")
+_MAX_CHECKSUM_BYTES = 65_536  # bytes of a checksum file that are read
+_HEAD_BYTES, _TAIL_BYTES = 16_384, 4_096  # bytes covered by a fingerprint
+_DONE = "end"
 
 
 def write_checksum(segment: str | Path, target: str | Path | None = None) -> Path:
@@ -39,7 +39,7 @@ def write_checksum(segment: str | Path, target: str | Path | None = None) -> Pat
     """
     target = Path(segment if target is None else target)
     path = target.with_name(target.name + CHECKSUM_SUFFIX)
-    durable.replace_file(path, f"{_digest(Path(segment))}  {target.name}\n".encode())
+    durable.replace_file(path, f"{_sha256(Path(segment))}  {target.name}\n".encode())
     return path
 
 
@@ -48,17 +48,17 @@ def verify_checksum(segment: Path) -> None:
     path = segment.with_name(segment.name + CHECKSUM_SUFFIX)
     try:
         with path.open("rb") as file:
-            lines = file.read(_MOST).splitlines()
+            lines = file.read(_MAX_CHECKSUM_BYTES).splitlines()
     except FileNotFoundError:
         return
-    wanted = _LINE.fullmatch(lines[0]) if lines else None
-    if wanted is None:
+    match = _CHECKSUM_LINE.fullmatch(lines[0]) if lines else None
+    if match is None:
         raise StreamError(f"{path} holds no SHA-256: write it with `sha256sum {segment.name} > {path.name}`")
-    if _digest(segment) != wanted[1].decode().lower():
+    if _sha256(segment) != match[1].decode().lower():
         raise StreamError(f"segment {segment} is damaged: it does not match its checksum in {path.name}")
 
 
-def _digest(path: Path) -> str:
+def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(durable.BLOCK):
@@ -83,11 +83,11 @@ class Fingerprint:
         if size == 0:
             return cls()
         with path.open("rb") as file:
-            head = file.read(min(size, _HEAD))
-            at = max(len(head), size - _TAIL)
+            head = file.read(min(size, _HEAD_BYTES))
+            at = max(len(head), size - _TAIL_BYTES)
             file.seek(at)
             tail = file.read(size - at)
-        if len(head) < min(size, _HEAD) or len(tail) < size - at:
+        if len(head) < min(size, _HEAD_BYTES) or len(tail) < size - at:
             return None
         return cls(size, hashlib.blake2b(head + tail, digest_size=8).hexdigest())
 
@@ -114,20 +114,20 @@ class Progress:
     name: str
     address: int = 0
     row: int = 0
-    read: Fingerprint = field(default_factory=Fingerprint)
+    fingerprint: Fingerprint = field(default_factory=Fingerprint)
     done: bool = False
 
     @classmethod
     def of(cls, cursor: Cursor) -> Progress:
-        """Parse a progress written by `to_json`."""
+        """Parse what `to_json` wrote."""
         try:
-            name, at, rest = str(cursor.offset).rpartition("@")
+            name, at, location = str(cursor.offset).rpartition("@")
             if not at or not name:
                 raise ValueError(cursor.offset)
-            if rest == _END:
+            if location == _DONE:
                 return cls(name, done=True)
-            address, _, read = rest.partition(":")
-            return cls(name, int(address or 0), cursor.row, Fingerprint.parse(read) if read else Fingerprint())
+            address, _, text = location.partition(":")
+            return cls(name, int(address or 0), cursor.row, Fingerprint.parse(text) if text else Fingerprint())
         except ValueError:
             raise StreamError(
                 f"a position of FileStream is {{'files': ['<name>@<address>', row]}}; received {cursor.to_json()!r}"
@@ -136,8 +136,9 @@ class Progress:
     def to_json(self) -> list[Offset]:
         """Return ``[offset, row]``, the form used in positions."""
         if self.done:
-            return Cursor(f"{self.name}@{_END}").to_json()
-        return Cursor(f"{self.name}@{self.address}" + (f":{self.read}" if self.read.bytes else ""), self.row).to_json()
+            return Cursor(f"{self.name}@{_DONE}").to_json()
+        suffix = f":{self.fingerprint}" if self.fingerprint.bytes else ""
+        return Cursor(f"{self.name}@{self.address}{suffix}", self.row).to_json()
 
 
 class OpenSegment:
@@ -146,17 +147,17 @@ class OpenSegment:
     If they changed, `read` raises StreamError, or starts again at the beginning if `restart`.
     """
 
-    def __init__(self, folder: Path, begin: Progress, open_reader: Callable[[Path], Reader], restart: bool) -> None:
-        self.folder, self.name, self.path = folder, begin.name, folder / begin.name
-        self._open_reader, self._restart = open_reader, restart
+    def __init__(self, folder: Path, progress: Progress, open_reader: Callable[[Path], Reader], restart: bool) -> None:
+        self.folder, self.name, self.path = folder, progress.name, folder / progress.name
+        self._open_reader, self._restarts = open_reader, restart
         self.reader: Reader | None = None
-        self._start_at(begin)
+        self._start_at(progress)
 
-    def _start_at(self, begin: Progress) -> None:
+    def _start_at(self, progress: Progress) -> None:
         self.close()
-        self.address, self.row, self.fingerprint = begin.address, begin.row, begin.read
-        self._seen: tuple[int, int, int] | None = None
-        self._emptied = False
+        self.address, self.row, self.fingerprint = progress.address, progress.row, progress.fingerprint
+        self._last_stat: tuple[int, int, int] | None = None
+        self._is_emptied = False
 
     def close(self) -> None:
         """Close the file."""
@@ -172,7 +173,7 @@ class OpenSegment:
             StreamError: the segment is damaged or was replaced.
             OSError: the segment cannot be read at the moment.
         """
-        while not self._emptied:
+        while not self._is_emptied:
             if self.reader is None:
                 self.reader = self._open()
             if self.is_unchanged():
@@ -185,7 +186,7 @@ class OpenSegment:
     def _open(self) -> Reader:
         stat = self.path.stat()
         self._inode = stat.st_ino
-        if stat.st_size or not self.address:  # else the segment was emptied after it had been read
+        if stat.st_size or not self.address:  # otherwise the segment was emptied after it had been read
             verify_checksum(self.path)
         return self._open_reader(self.path)
 
@@ -213,36 +214,37 @@ class OpenSegment:
             stat = self.path.stat()
         except FileNotFoundError:
             return True
-        seen, before = (stat.st_ino, stat.st_size, stat.st_mtime_ns), self._seen
-        if seen == before:
-            return not self._emptied
+        current, previous = (stat.st_ino, stat.st_size, stat.st_mtime_ns), self._last_stat
+        if current == previous:
+            return not self._is_emptied
         emptied = stat.st_size == 0 and (self.address > 0 or self.fingerprint.bytes > 0)
-        # Without a fingerprint, check at least that the file is not shorter than before.
-        known = self.fingerprint.bytes > 0 or self.reader is None or self.reader.size() >= self.address
-        same = not emptied and known and Fingerprint.of(self.path, self.fingerprint.bytes) == self.fingerprint
-        self._seen, self._emptied = seen, emptied  # set after the read above: if it fails, the next call checks again
+        # Without a fingerprint, check only that the file is not shorter than before.
+        same = self.fingerprint.bytes > 0 or self.reader is None or self.reader.size() >= self.address
+        same = same and not emptied and Fingerprint.of(self.path, self.fingerprint.bytes) == self.fingerprint
+        # Set after the read above: if that fails, the next call checks again.
+        self._last_stat, self._is_emptied = current, emptied
         if emptied:
-            if before is not None and isinstance(self.reader, TextReader) and before[1] > self.address:
+            if previous is not None and isinstance(self.reader, TextReader) and previous[1] > self.address:
                 raise StreamError(f"segment {self.name} in {self.folder} was emptied before it was read")
-            logger.warning("segment %s was emptied after %s of it had been read", self.name, self._read_so_far())
+            logger.warning("segment %s was emptied after %s of it had been read", self.name, self._describe_read())
         elif not same:
-            self._changed()
+            self._handle_replacement()
         elif self.reader is not None and self._inode != stat.st_ino:  # another file with the same content so far
             self.close()
         else:
             return True
         return False
 
-    def _read_so_far(self) -> str:
+    def _describe_read(self) -> str:
         size = self.fingerprint.bytes
         return f"{size} bytes" if size else f"{self.address} bytes or rows"
 
-    def _changed(self) -> None:
+    def _handle_replacement(self) -> None:
         message = (
-            f"segment {self.name} in {self.folder} is not the one from which {self._read_so_far()} were read: "
+            f"segment {self.name} in {self.folder} is not the one from which {self._describe_read()} were read: "
             "it was replaced or written again"
         )
-        if not self._restart:
+        if not self._restarts:
             raise StreamError(
                 f"{message}. Segments must only grow: write new rows to a file with a later name, or pass "
                 "on_change='restart' to read it from its start"

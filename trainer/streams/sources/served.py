@@ -81,8 +81,8 @@ class ServedOutcomes(DelayedLabelJoin):
             )
         self.time = time
         super().__init__(
-            _stream("served", served),
-            _stream("outcomes", outcomes),
+            _as_stream("served", served),
+            _as_stream("outcomes", outcomes),
             key,
             within,
             weight=weight,
@@ -96,8 +96,8 @@ class ServedOutcomes(DelayedLabelJoin):
             max_waiting=checks.whole("max_waiting", max_waiting),
         )
         self.served, self.outcomes = (side.stream for side in self._sides)
-        given = self.served.dead_letter
-        self.dead_letter = DeadLetter() if given is None else given
+        dead_letter = self.served.dead_letter
+        self.dead_letter = DeadLetter() if dead_letter is None else dead_letter
 
     def declare(self, schema: Schema) -> None:
         """Declare the features' columns for the rows, and their label for the outcomes.
@@ -112,7 +112,7 @@ class ServedOutcomes(DelayedLabelJoin):
         if label is None or schema.fields[label].dtype.kind not in "biuf":
             raise ConfigurationError(
                 "data.stream: outcomes label the rows; declare exactly one numeric label in the features "
-                f"(received {'none, or several' if label is None else f'{label!r} of {schema.fields[label].named}'})"
+                f"(received {'none, or several' if label is None else f'{label!r}, {schema.fields[label].type_name}'})"
             )
         self._is_weighted = self.weight in schema.fields
         if self.rate < 1 and not self._is_weighted:
@@ -126,15 +126,15 @@ class ServedOutcomes(DelayedLabelJoin):
         self.served.declare(
             replace(schema, columns=served, label=None, key=self.key, event_time=schema.event_time or SERVED_AT)
         )
-        at = self.time or schema.event_time or "time"
+        time_name = self.time or schema.event_time or "time"
         value = replace(schema.columns[label], default=1.0)
-        options: dict[str, Any] = {"event_time": at, "max_future": schema.max_future, "key": self.key}
-        if at == schema.event_time:
+        options: dict[str, Any] = {"event_time": time_name, "max_future": schema.max_future, "key": self.key}
+        if time_name == schema.event_time:
             options["event_time_unit"] = schema.event_time_unit
         self.outcomes.declare(Schema({self.key: text, label: value}, **options))
 
-    def _labelled(self, columns: dict[str, Any], *given: Any) -> Batch:
-        batch = super()._labelled(columns, *given)
+    def _labelled_batch(self, columns: dict[str, Any], *args: Any) -> Batch:
+        batch = super()._labelled_batch(columns, *args)
         columns, share = dict(batch.columns), batch.columns[SHARE]
         if not self._is_weighted and (share != 1).any():
             raise DataError(
@@ -159,17 +159,17 @@ def duration(name: str, value: Any) -> float:
     return float(seconds)
 
 
-def _stream(name: str, given: Any) -> Stream:
+def _as_stream(name: str, source: Any) -> Stream:
     """Return a stream of a folder or a broker's URL; a stream is returned as is."""
-    if isinstance(given, Stream):
-        return given
-    if not isinstance(given, str | Path):
-        raise ConfigurationError(f"{name} takes a folder, redis://, kafka:// or a stream; received {given!r}")
-    scheme = scheme_of(given) if str(given).startswith(("redis", "unix", "kafka")) else ""
+    if isinstance(source, Stream):
+        return source
+    if not isinstance(source, str | Path):
+        raise ConfigurationError(f"{name} takes a folder, redis://, kafka:// or a stream; received {source!r}")
+    scheme = scheme_of(source) if str(source).startswith(("redis", "unix", "kafka")) else ""
     if scheme == KAFKA:
-        servers, topic, settings = kafka_address(str(given))
+        servers, topic, settings = kafka_address(str(source))
         return KafkaStream(topic, servers=servers, config=settings)
     if scheme:
-        url, options = split_url(str(given), ("key", "maxlen"))
+        url, options = split_url(str(source), ("key", "maxlen"))
         return RedisStream(options.get("key", name), url=url)
-    return FileStream(given)
+    return FileStream(source)

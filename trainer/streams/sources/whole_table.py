@@ -45,15 +45,15 @@ def read_table(path: Path, schema: Schema, what: str) -> dict[str, Any]:
     """
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
-    bad = DeadLetter(max_bad_share=1.0)
+    dead_letter = DeadLetter(max_bad_share=1.0)
     parts = []
-    with contextlib.closing(FileStream(path, schema, end="at_last", dead_letter=bad)) as stream:
+    with contextlib.closing(FileStream(path, schema, end="at_last", dead_letter=dead_letter)) as stream:
         while not stream.exhausted:
             batch = stream.poll(_PART_ROWS, 1.0)
             if batch is not None:
                 parts.append(batch.columns)
-    if bad.bad:
-        raise DataError(f"{what} {path}: {bad.report()}")
+    if dead_letter.bad:
+        raise DataError(f"{what} {path}: {dead_letter.report()}")
     if not parts:
         raise DataError(f"{what} {path} has no rows")
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
