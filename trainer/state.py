@@ -158,7 +158,7 @@ class StepOutputs:
         """Network output, shape [num_samples, ...]; None if the program does not keep it."""
         if self._predictions is None and self.predictions_device is not None:
             self._predictions = host_copy(self.predictions_device)
-            if self.chunk.filled:
+            if self.chunk.is_padded:
                 self._predictions = self._predictions[: self.num_samples]
         return self._predictions
 

@@ -18,9 +18,9 @@ from .as_columns import Columns
 
 logger = logging.getLogger(__name__)
 
-SMALLEST, FINE = 16, 1024
+MIN_SIZE, FINE = 16, 1024
 SERVED = (128, 256)  # batch sizes of published programs; `predict` uses them too for up to 256 rows
-AS_THEY_ARE = 2  # number of sizes that are not padded: the usual one and that of a short last batch
+UNPADDED_SIZES = 2  # number of sizes that are not padded: the usual one and that of a short last batch
 ATTRIBUTE = "rows_are_independent"
 MANY_SIZES = 3  # number of sizes at which to warn if each of them is compiled
 MANY_SHAPES = (8, 32, 128, 512)  # numbers of shapes at which to warn
@@ -32,7 +32,7 @@ def independent_rows(network: Any) -> bool:
     return getattr(network, ATTRIBUTE, False) is True
 
 
-def undeclared(network: Any) -> str:
+def undeclared_reason(network: Any) -> str:
     """Return why batches of a network are not padded and what to declare, for the log."""
     return (
         f"{type(network).__name__} does not declare {ATTRIBUTE} = True; if no row of its output depends on "
@@ -61,8 +61,8 @@ def padded_size(rows: int, fine: int = FINE, *, few: bool = False) -> int:
             padding costs less than compiling another program.
     """
     if few and rows <= fine:
-        return min(max(2 * SMALLEST, 1 << ((rows - 1).bit_length() | 1)), fine)
-    return bucket(rows, 4, minimum=SMALLEST, coarse=fine)
+        return min(max(2 * MIN_SIZE, 1 << ((rows - 1).bit_length() | 1)), fine)
+    return bucket(rows, 4, minimum=MIN_SIZE, coarse=fine)
 
 
 class RowPadding:
@@ -74,7 +74,7 @@ class RowPadding:
 
     def __init__(self, network: Any) -> None:
         self.allowed = independent_rows(network)
-        self._reason = undeclared(network)
+        self._reason = undeclared_reason(network)
         self._sizes: dict[int, None] = {}
 
     def compiled(self, rows: int) -> None:
@@ -93,8 +93,8 @@ class RowPadding:
             return next(size for size in SERVED if rows <= size)
         if not self.allowed or rows in self._sizes or not self._sizes:
             return rows
-        most = max(2 * rows, FINE)
-        return min((size for size in self._sizes if rows <= size <= most), default=padded_size(rows, few=True))
+        maximum = max(2 * rows, FINE)
+        return min((size for size in self._sizes if rows <= size <= maximum), default=padded_size(rows, few=True))
 
 
 class RowFilling:
@@ -114,17 +114,17 @@ class RowFilling:
         """Start with other data: its first two sizes are not padded."""
         self.sizes = []
 
-    def keep(self, rows: int) -> None:
+    def leave_unpadded(self, rows: int) -> None:
         """Do not pad batches of this many rows."""
         if rows not in self.sizes:
             self.sizes.append(rows)
 
     def note(self, rows: int) -> None:
         """Record a batch, in the order of the data; do not pad the first two sizes."""
-        if len(self.sizes) < AS_THEY_ARE:
-            self.keep(rows)
+        if len(self.sizes) < UNPADDED_SIZES:
+            self.leave_unpadded(rows)
 
-    def odd(self, rows: int) -> bool:
+    def is_padded(self, rows: int) -> bool:
         """Return whether a batch of `rows` rows is padded."""
         return not self.reason and rows not in self.sizes
 
@@ -132,10 +132,10 @@ class RowFilling:
         """Return the size to pad a batch of `rows` rows to."""
         return padded_size(rows, _FINE_FILLED, few=self._few)
 
-    def next(self, rows: int) -> int | None:
+    def size_for_evaluation(self, rows: int) -> int | None:
         """Record an evaluation batch; return the size to pad it to, or None."""
         self.note(rows)
-        if self.odd(rows):
+        if self.is_padded(rows):
             return self.size_for(rows)
         if rows not in (*self.sizes, *self._unpadded):
             self._unpadded.append(rows)
@@ -171,7 +171,7 @@ class BatchShapes:
             return
         self.seen.add(form)
         program, rows = form, form[0][0][:1]
-        if filling is not None and filling.odd(rows[0]):
+        if filling is not None and filling.is_padded(rows[0]):
             program = tuple([((filling.size_for(rows[0]), *shape[1:]), dtype) for shape, dtype in form])
         if program in self._compiled:
             return
@@ -200,14 +200,14 @@ def row_weights(rows: int, size: int) -> np.ndarray:
     return (np.arange(size) < rows).astype(np.float32)
 
 
-def padded_by_weight(columns: Columns, size: int, *, weighed: bool) -> Columns:
+def padded_by_weight(columns: Columns, size: int, *, has_weights: bool) -> Columns:
     """Return a batch's columns padded to `size` rows; the padding has weight 0.
 
-    The last column holds the row weights. If `weighed`, the batch already has this column; otherwise it is added.
+    The last column holds the row weights. If `has_weights`, the batch already has this column; otherwise it is added.
     """
     rows = len(columns[0])
     weights = row_weights(rows, size)
-    if not weighed:
+    if not has_weights:
         return (*padded(columns, size), weights)
     return (
         *padded(columns[:-1], size),

@@ -31,7 +31,7 @@ class Chunk:
     stacked: bool  # whether the columns have a leading axis of batches
     num_batches: int
     num_steps: int  # optimizer updates the chunk completes
-    num_samples: int  # rows in the chunk (see `FeedOptions.counted`); 0 for placeholders (see `Item`)
+    num_samples: int  # rows in the chunk (see `FeedOptions.rows_column`); 0 for placeholders (see `Item`)
     all_samples: int  # rows of this step on all processes together
     flush: bool  # whether the last batch closes an accumulation that is not full
     ends_epoch: bool  # whether the source ended after this chunk
@@ -43,8 +43,8 @@ class Chunk:
     tensors: tuple[Tensor, ...] = ()  # the program's inputs: the columns after padding and preparation for tables
     signature: tuple[Any, ...] = ()  # shapes and dtypes of the tensors
     sparse: Any = None  # working sets of sparse tables, or None
-    filled: bool = False  # whether rows were padded; the last tensor before those of the tables then has row weights
-    exchanged: float = 0.0  # seconds spent in exchanges between processes while preparing ahead
+    is_padded: bool = False  # whether rows were padded; the last tensor before those of the tables then has row weights
+    exchange_seconds: float = 0.0  # seconds spent in exchanges between processes while preparing ahead
     error: DataError | None = None  # error of the preparation; all processes have it at the same chunk
 
     @property
@@ -127,11 +127,11 @@ class FeedOptions:
     order: ColumnOrder | None = None  # sorts the columns of a batch and keeps some on the host; or None
     # Index of the column whose first axis gives the number of rows if columns differ in length (a graph's adjacency,
     # features and labels). A scalar counts as one row.
-    counted: int = 0
+    rows_column: int = 0
     # Called with the number of rows of each batch, in order. Returns the number of rows to pad the batch to with copies
     # of its last row, or None. `Chunk.num_samples` does not count the copies.
-    fill_up_to: Callable[[int], int | None] | None = None
-    weighed: bool = False  # whether the last column of a batch holds row weights
+    padded_size: Callable[[int], int | None] | None = None
+    has_weights: bool = False  # whether the last column of a batch holds row weights
     row_weights: bool = False  # whether padded batches carry row weights in their last column
     filling: RowFilling | None = None  # decides which training batches are padded; each of them needs its own call
     # Called with the columns and names of a batch if its shapes or dtypes differ from those of the previous batch.
@@ -139,7 +139,7 @@ class FeedOptions:
     check: Callable[[Columns, tuple[str, ...]], None] | None = None
     # Called with the columns and names of every batch. A returned text is logged with the batch's number.
     inspect: Callable[[Columns, tuple[str, ...]], str | None] | None = None
-    alike: bool = False  # whether all processes pad lists to the longest list of the step
+    pads_alike: bool = False  # whether all processes pad lists to the longest list of the step
     batches_per_epoch: int | None = None  # maximum batches of an epoch; None for all of the source
     marks: StepMarks = NO_MARKS  # steps at which a call of several steps must end
     same_batches: bool = False  # whether every epoch repeats the batches of the first one

@@ -33,15 +33,15 @@ class ColumnCheck:
         class_losses: Sequence[str | None] = (),  # per label, the name of its loss if that takes class numbers
         assumed: Collection[str] = (),  # list columns of assumed dtype, all lists having been empty (`ListTypes`)
     ) -> None:
-        self.least, self.most, self.parameters = arguments_of(network)
+        self.minimum, self.maximum, self.parameters = arguments_of(network)
         require_declared_keys(network)
         self.keys = batch_keys(network)
-        self.kind = type(network).__name__
+        self.network_type = type(network).__name__
         self.labels = labels
         self.extra = extra
         self.class_losses = class_losses
         self.assumed = assumed
-        self._open: set[str] = set()
+        self._retyped: set[str] = set()
         self._expected: list[tuple[str, int, Any, Any]] | None = None
 
     def __call__(self, columns: Columns, names: tuple[str, ...]) -> None:
@@ -55,14 +55,14 @@ class ColumnCheck:
             self._expected = [
                 (name, column.ndim, column.dtype, dtype_of(column)) for name, column in zip(names, columns, strict=True)
             ]
-            self._open = set(self.assumed)
+            self._retyped = set(self.assumed)
             return
         if len(columns) != len(self._expected):
             raise DataError(f"received {len(columns)} columns, expected {len(self._expected)} as in the first batch")
         for index, (column, (name, ndim, dtype, kind)) in enumerate(zip(columns, self._expected, strict=True)):
-            if name in self._open:
+            if name in self._retyped:
                 self._expected[index] = (name, column.ndim, column.dtype, dtype_of(column))
-                self._open &= set(self.assumed)
+                self._retyped &= set(self.assumed)
                 continue
             if column.ndim != ndim:
                 raise DataError(
@@ -82,32 +82,34 @@ class ColumnCheck:
             return
         hints = "".join(did_you_mean(key, names) for key in missing)
         raise DataError(
-            f"{self.kind}.construct reads {', '.join(map(repr, self.keys))} of its batch by name; no column "
+            f"{self.network_type}.construct reads {', '.join(map(repr, self.keys))} of its batch by name; no column "
             f"{', '.join(map(repr, missing))} among {', '.join(names)}{hints}; give a dict of columns, or name the "
-            f"columns it takes by {self.kind}.{ATTRIBUTE} = (...)"
+            f"columns it takes by {self.network_type}.{ATTRIBUTE} = (...)"
         )
 
     def _check_number(self, columns: Columns, names: tuple[str, ...]) -> None:
-        given = len(columns) - self.labels
-        if self.least <= given and (self.extra or self.most is None or given <= self.most):
+        count = len(columns) - self.labels
+        if self.minimum <= count and (self.extra or self.maximum is None or count <= self.maximum):
             return
-        takes = f"{self.least}" if self.most == self.least else f"{self.least} to {self.most or 'any number of'}"
+        takes = f"{self.minimum} to {self.maximum or 'any number of'}"
+        takes = f"{self.minimum}" if self.maximum == self.minimum else takes
         label = (
             f" and the last {self.labels} ({', '.join(names[-self.labels :])}) go to the loss" if self.labels else ""
         )
-        number = self.least + self.labels
-        expected = "1 column is expected" if number == 1 else f"{number} columns are expected"
+        expected_count = self.minimum + self.labels
+        expected = "1 column is expected" if expected_count == 1 else f"{expected_count} columns are expected"
         hint = ""
-        if len(columns) == 1 and number > 1:
+        if len(columns) == 1 and expected_count > 1:
             hint = "; a list is read as a list of batches: pass columns as a tuple or dict with batch_size="
-            if self.labels == 1 and self.least == 1:
+            if self.labels == 1 and self.minimum == 1:
                 hint += ". If the input is also the target, as in an autoencoder, pass (x, x) or use a loss_fn(outputs)"
-        if not self.labels and self.most is not None and given == self.most + 1:
+        if not self.labels and self.maximum is not None and count == self.maximum + 1:
             hint = "; if the last one is a label, a loss_fn is missing"
-        if self.least == 1 and not self.keys and given > 1 and not are_unnamed(names):
-            hint += f"; a network that takes one dict declares the names: {self.kind}.{ATTRIBUTE} = ('{names[0]}', ...)"
+        if self.minimum == 1 and not self.keys and count > 1 and not are_unnamed(names):
+            example = f"{self.network_type}.{ATTRIBUTE} = ('{names[0]}', ...)"
+            hint += f"; a network that takes one dict declares the names: {example}"
         raise DataError(
-            f"received {len(columns)} columns ({', '.join(names)}); {self.kind}.construct takes {takes} "
+            f"received {len(columns)} columns ({', '.join(names)}); {self.network_type}.construct takes {takes} "
             f"({', '.join(self.parameters)}){label}, so {expected}{hint}"
         )
 
@@ -124,11 +126,11 @@ class ColumnCheck:
 
     def _check_order(self, names: tuple[str, ...]) -> None:
         """Refuse columns named like the network's arguments but in another order."""
-        wanted = self.parameters[: max(self.least, 1)]
+        wanted = self.parameters[: max(self.minimum, 1)]
         if set(wanted) <= set(names) and list(names[: len(wanted)]) != wanted:
             raise DataError(
-                f"columns are taken by position: received ({', '.join(names)}), and {self.kind}.construct takes "
-                f"({', '.join(wanted)}) first; put the columns in that order"
+                f"columns are taken by position: received ({', '.join(names)}), and {self.network_type}.construct "
+                f"takes ({', '.join(wanted)}) first; put the columns in that order"
             )
 
 
@@ -153,18 +155,18 @@ def arguments_of(network: nn.Cell | type[nn.Cell]) -> tuple[int, int | None, lis
     keys = batch_keys(network)
     if keys:
         return len(keys), len(keys), list(keys)
-    kind: Any = network if isinstance(network, type) else type(network)
-    least, most, names = _arguments_of(kind.construct)
-    return least, most, list(names)
+    network_class: Any = network if isinstance(network, type) else type(network)
+    minimum, maximum, names = _arguments_of(network_class.construct)
+    return minimum, maximum, list(names)
 
 
 @functools.lru_cache(maxsize=256)  # called for every fit, evaluate and predict
 def _arguments_of(construct: Callable[..., Any]) -> tuple[int, int | None, tuple[str, ...]]:
     parameters = list(inspect.signature(construct).parameters.values())[1:]
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    least = sum(p.default is p.empty for p in positional)
-    most = None if any(p.kind is p.VAR_POSITIONAL for p in parameters) else len(positional)
-    return least, most, tuple([p.name for p in positional]) or ("*columns",)
+    minimum = sum(p.default is p.empty for p in positional)
+    maximum = None if any(p.kind is p.VAR_POSITIONAL for p in parameters) else len(positional)
+    return minimum, maximum, tuple([p.name for p in positional]) or ("*columns",)
 
 
 def label_columns(loss_fn: nn.Cell | None) -> int:
@@ -205,11 +207,11 @@ class BatchConversion:
             return
         columns, names, extras = item.columns, self._source.names or (), item.extras
         if self._options.order is not None:
-            columns, names, aside = self._options.order(columns, names)
-            extras = aside if extras is None else {**extras, **(aside or {})}
+            columns, names, host_columns = self._options.order(columns, names)
+            extras = host_columns if extras is None else {**extras, **(host_columns or {})}
         if self._options.list_types is not None:
             columns = self._options.list_types(columns, names)
-        columns, self.names = self.ragged(columns, names, item.lengths if self._options.alike else None)
+        columns, self.names = self.ragged(columns, names, item.lengths if self._options.pads_alike else None)
         item_form = self._check(columns, number, epoch)
         if self._options.columns is not None:
             columns, item_form = columns[: self._options.columns], item_form[: self._options.columns]
@@ -232,11 +234,11 @@ class BatchConversion:
 
     def rows(self, columns: Columns) -> int:
         """Return the number of rows of a batch."""
-        index = 0 if self.equal_rows else self._options.counted
+        index = 0 if self.equal_rows else self._options.rows_column
         if flat := self.ragged.flat:
             index = next(i for i, name in enumerate(self.names) if name not in flat)
-        counted = columns[index]
-        return len(counted) if counted.ndim else 1
+        column = columns[index]
+        return len(column) if column.ndim else 1
 
     def _check_shapes(self, columns: Columns, number: int, epoch: int) -> None:
         names = self.names
@@ -252,7 +254,7 @@ class BatchConversion:
                 logger.warning(
                     "columns have different numbers of rows: %s; %r is counted (is the dataset not batched?)",
                     shapes,
-                    list(shapes)[self._options.counted],
+                    list(shapes)[self._options.rows_column],
                 )
             self.equal_rows = bool(self.equal_rows is None and equal_rows)
         if self.rows(columns) == 0:

@@ -60,12 +60,12 @@ class Feed:
         self._signature: tuple[Any, ...] = ()
         self._conversion = BatchConversion(source, options)
         self._shapes = BatchShapes()
-        self._vary = False  # whether the shape has ever changed before the last batch of an epoch
+        self._shapes_vary = False  # whether the shape has ever changed before the last batch of an epoch
         self.clock = WaitClock()  # how long `chunks` has kept its caller waiting
         self.times = ReadingTimes()
         self.observer: Observer | None = None  # receives "waiting for data", "reading" or "preparing"
         self._left_behind = False  # whether an abandoned thread may still be reading the source
-        self._reading = 0  # changes with every `chunks` call, so that abandoned threads of earlier calls stop
+        self._read_number = 0  # changes with every `chunks` call; an abandoned thread of an earlier call then stops
 
     def chunks(
         self,
@@ -85,31 +85,33 @@ class Feed:
         clock, transform, source = self.clock, self.options.transform(), self.source
         clock.worked += time.perf_counter() - clock.since
         clock.since = time.perf_counter()
-        self._reading += 1
-        chunks: Any = self._read_chunks(position, max_steps, step, self._reading)
-        few = source.in_memory and source.size <= (MAX_QUEUED if transform is None else 1)
-        inline = inline or source.thread_bound or few  # cutting so few batches is faster than starting a thread
+        self._read_number += 1
+        chunks: Any = self._read_chunks(position, max_steps, step, self._read_number)
+        has_few_batches = source.in_memory and source.size <= (MAX_QUEUED if transform is None else 1)
+        inline = inline or source.thread_bound or has_few_batches  # a thread would not pay
         if transform is not None:
             transform.connect(inline)
-        late = inline or (transform is not None and transform.on_graph_thread)  # prepare here, after the gate
+        prepares_here = inline or (transform is not None and transform.on_graph_thread)  # prepare here, after the gate
         if not inline:
             # Queue many chunks only of arrays and streams, and never with sparse tables, whose rows they would pin.
-            far = transform is None and (source.in_memory or source.endless)
-            chunks = self._ahead(chunks if late else self._prepare_ahead(chunks, self._reading), far, should_stop)
+            queues_many = transform is None and (source.in_memory or source.endless)
+            if not prepares_here:
+                chunks = self._prepare_ahead(chunks, self._read_number)
+            chunks = self._ahead(chunks, queues_many, should_stop)
         try:
-            others = source.waited_for_others
+            waited_before = source.waited_for_others
             for chunk in chunks:
                 if gate is not None and not gate(True):
                     return
                 if chunk.error is not None:
                     raise chunk.error
-                if late:
+                if prepares_here:
                     self.times.prepared += self._prepare(chunk)
                 now = time.perf_counter()
                 if self.observer is not None:
                     self.observer("waiting for data", clock.since, now)
-                clock.note_wait(now, chunk.exchanged + source.waited_for_others - others)
-                others = source.waited_for_others
+                clock.note_wait(now, chunk.exchange_seconds + source.waited_for_others - waited_before)
+                waited_before = source.waited_for_others
                 yield chunk
                 now = time.perf_counter()
                 clock.worked, clock.since = clock.worked + now - clock.since, now
@@ -120,9 +122,9 @@ class Feed:
             if transform is not None:
                 transform.release()
 
-    def _ahead(self, chunks: Iterator[Chunk], far: bool, should_stop: Callable[[], bool]) -> Generator[Chunk]:
+    def _ahead(self, chunks: Iterator[Chunk], queues_many: bool, should_stop: Callable[[], bool]) -> Generator[Chunk]:
         """Yield chunks read by a background thread."""
-        self._worker = worker = Prefetch(chunks, MAX_QUEUED if far else MIN_QUEUED)
+        self._worker = worker = Prefetch(chunks, MAX_QUEUED if queues_many else MIN_QUEUED)
         try:
             while True:
                 try:
@@ -136,7 +138,7 @@ class Feed:
                     return
                 yield chunk
         finally:
-            self._reading += 1
+            self._read_number += 1
             self._stop_worker(LEAVING_SECONDS if DATA_WAIT.leaving else None)
 
     def _stop_worker(self, seconds: float | None = None) -> None:
@@ -167,8 +169,8 @@ class Feed:
     @property
     def size(self) -> int | None:
         """Batches of one epoch, or None if unknown."""
-        size, most = self.source.size, self.options.batches_per_epoch
-        return size if most is None else min(most, size or most)
+        size, maximum = self.source.size, self.options.batches_per_epoch
+        return size if maximum is None else min(maximum, size or maximum)
 
     def close(self) -> None:
         """Stop the prefetch thread and close the source."""
@@ -181,18 +183,18 @@ class Feed:
         if not self._left_behind:
             self.source.go_back(position, trained)
 
-    def _read_chunks(self, position: Position, max_steps: int | None, step: int, reading: int) -> Generator[Chunk]:
+    def _read_chunks(self, position: Position, max_steps: int | None, step: int, read_number: int) -> Generator[Chunk]:
         """Yield chunks without arrays; make the decisions that depend on read order."""
-        accumulate, opened = self.options.accumulate, position.micro_batches
-        limit = None if max_steps is None else max_steps * accumulate - opened
+        accumulate, micro_batches = self.options.accumulate, position.micro_batches
+        limit = None if max_steps is None else max_steps * accumulate - micro_batches
 
-        def room(taken: int) -> int:
+        def max_batches(taken: int) -> int:
             """Return the maximum batches of a call that starts after `taken` batches."""
-            steps, batches = divmod(opened + taken, accumulate)
-            most = max(1, self._batches_per_call // accumulate)
-            return self.options.marks.call_size(step + steps, most) * accumulate - batches
+            steps, batches = divmod(micro_batches + taken, accumulate)
+            max_steps_per_call = max(1, self._batches_per_call // accumulate)
+            return self.options.marks.call_size(step + steps, max_steps_per_call) * accumulate - batches
 
-        for items, last in self._groups(self._read(position, reading), limit, room):
+        for items, last in self._groups(self._read(position, read_number), limit, max_batches):
             start, first = position, items[0]
             steps, open_batches = divmod(start.micro_batches + len(items), accumulate)
             flush = last and open_batches > 0
@@ -200,7 +202,7 @@ class Feed:
                 steps, open_batches = steps + 1, 0
             ends = last and not self.source.endless
             position = start.next(len(items), open_batches, items[-1].state, ends_epoch=ends)
-            if reading != self._reading:  # this thread was abandoned while it waited; stop before the tables change
+            if read_number != self._read_number:  # this thread was abandoned while it waited and must not change tables
                 return
             rows = self._conversion.rows(first.columns)
             yield Chunk(
@@ -220,20 +222,18 @@ class Feed:
             )
 
     def _groups(
-        self, items: Iterator[Item | None], limit: int | None, room: Callable[[int], int]
+        self, items: Iterator[Item | None], limit: int | None, max_batches: Callable[[int], int]
     ) -> Iterator[tuple[list[Item], bool]]:
         """Yield (batches of one shape, whether the source has ended).
 
-        All groups together have at most `limit` batches. `room(taken)` returns the maximum size of a group that starts
-        after `taken` batches.
-
-        Once the shape has changed before the last batch of an epoch, it is expected to keep changing, and every later
-        group has one batch.
+        All groups together have at most `limit` batches. `max_batches(taken)` returns the maximum size of a group that
+        starts after `taken` batches. Once the shape has changed before the last batch of an epoch, every
+        later group has one batch, because it is expected to change again.
         """
         look_ahead = not self.source.endless or self.options.accumulate > 1  # to know which group is the last
         group: list[Item] = []
         taken = size = 0
-        varies = False
+        shapes_varied = False
         for item in items:
             if item is None:
                 if group and not look_ahead:
@@ -243,25 +243,25 @@ class Feed:
             if not self._batches_per_call:
                 steps_for: Any = self.options.steps_per_call
                 self._batches_per_call = self.source.ahead = steps_for(item) * self.options.accumulate
-            self._vary = self._vary or varies
-            odd = self.options.filling is not None and self._is_odd(item)
-            most = 1 if self._vary or odd else size
+            self._shapes_vary = self._shapes_vary or shapes_varied
+            is_padded = self.options.filling is not None and self._is_padded_alone(item)
+            maximum = 1 if self._shapes_vary or is_padded else size
             same_kind = not group or group[-1].kind == item.kind
             changed = bool(group) and not (same_kind and group[-1].form == item.form)
             # In a lockstep source, `kind` holds the rows of each process; it also changes when one runs out of data.
-            varies = changed and (same_kind or not self.source.agrees)
-            if group and (changed or len(group) >= most):
+            shapes_varied = changed and (same_kind or not self.source.agrees)
+            if group and (changed or len(group) >= maximum):
                 yield group, False
                 group = []
             if limit is not None and taken >= limit:
-                # the limit lies inside the epoch: yield the group without this batch
+                # The limit lies inside the epoch, so yield the group without this batch.
                 break
             if not group:
-                size = room(taken)
+                size = max_batches(taken)
             group.append(item)
             taken += 1
             limited = limit is not None and taken >= limit
-            if not look_ahead and (limited or len(group) >= (1 if self._vary or odd else size)):
+            if not look_ahead and (limited or len(group) >= (1 if self._shapes_vary or is_padded else size)):
                 yield group, False
                 group = []
                 if limited:
@@ -273,25 +273,25 @@ class Feed:
         if group:
             yield group, False
 
-    def _is_odd(self, item: Item) -> bool:
+    def _is_padded_alone(self, item: Item) -> bool:
         """Return whether rows may be added to a batch, so that it needs its own call."""
         filling = self.options.filling
         if (rows := self._conversion.rows(item.columns)) in filling.sizes:
             return False
         filling.note(rows)
-        return filling.odd(rows)
+        return filling.is_padded(rows)
 
-    def _read(self, position: Position, reading: int) -> Iterator[Item | None]:
+    def _read(self, position: Position, read_number: int) -> Iterator[Item | None]:
         epoch, number = position.epoch, position.batch
-        read = self.source.first_epoch if self.options.same_batches else epoch
-        most = self.options.batches_per_epoch
-        take = iter(self.source.batches(read, number, position.state)).__next__
+        epoch_to_read = self.source.first_epoch if self.options.same_batches else epoch
+        maximum = self.options.batches_per_epoch
+        next_item = iter(self.source.batches(epoch_to_read, number, position.state)).__next__
         if not (self.source.agrees or self.source.in_memory):
-            take = DATA_WAIT.around(take)
-        while most is None or number < most:
+            next_item = DATA_WAIT.wrap(next_item)
+        while maximum is None or number < maximum:
             began = time.perf_counter()
             try:
-                item = take()
+                item = next_item()
             except StopIteration:
                 return
             except Exception as error:
@@ -304,7 +304,7 @@ class Feed:
             self.times.read += now - began
             if self.observer is not None:
                 self.observer("reading", began, now)
-            if reading != self._reading:
+            if read_number != self._read_number:
                 return
             if item is not None:
                 self._conversion(item, number, epoch)
@@ -317,17 +317,17 @@ class Feed:
     def _is_stacked(self, items: list[Item]) -> bool:
         """Return whether the multi-step program trains a group; record its shapes."""
         form, shapes, filling = items[0].form, self._shapes, self.options.filling
-        # A single batch of a new shape, such as an epoch's last one, is not worth another multi-step program. All
-        # processes must decide alike, so the shapes of the others (`kind`) count too.
+        # A single batch of a new shape, such as an epoch's last one, is not worth another multi-step program. `kind` has
+        # the shapes of the other processes, so that all processes decide alike.
         kind = None if self.source.agrees else items[0].kind
-        many = len(items) > 1 or (kind, form) in shapes.stacked or not shapes.seen or self.source.agrees
-        stacked = self._batches_per_call > 1 and many and not self._vary
-        stacked = stacked and (filling is None or not self._is_odd(items[0]))
-        if (kind, form) not in shapes.stacked if stacked else form not in shapes.seen:
-            shapes.note(form, stacked, filling if self._conversion.equal_rows else None, kind)
-        return stacked
+        is_frequent = len(items) > 1 or (kind, form) in shapes.stacked or not shapes.seen or self.source.agrees
+        is_stacked = self._batches_per_call > 1 and is_frequent and not self._shapes_vary
+        is_stacked = is_stacked and (filling is None or not self._is_padded_alone(items[0]))
+        if (kind, form) not in shapes.stacked if is_stacked else form not in shapes.seen:
+            shapes.note(form, is_stacked, filling if self._conversion.equal_rows else None, kind)
+        return is_stacked
 
-    def _prepare_ahead(self, chunks: Iterator[Chunk], reading: int) -> Iterator[Chunk]:
+    def _prepare_ahead(self, chunks: Iterator[Chunk], read_number: int) -> Iterator[Chunk]:
         """Yield prepared chunks; an error of all processes is stored in the last one."""
         for chunk in chunks:
             try:
@@ -341,7 +341,7 @@ class Feed:
             if chunk.error is not None:
                 return
         transform = self.options.transform()
-        if transform is not None and reading == self._reading:
+        if transform is not None and read_number == self._read_number:
             transform.finish()
 
     def _prepare(self, chunk: Chunk) -> float:
@@ -361,20 +361,20 @@ class Feed:
     def _fill_in(self, chunk: Chunk) -> None:
         options, items = self.options, chunk.items
         columns = chunk.arrays = stack(items, self._batches_per_call) if chunk.stacked else items[0].columns
-        if options.fill_up_to is not None and not chunk.stacked and self._conversion.equal_rows:
+        if options.padded_size is not None and not chunk.stacked and self._conversion.equal_rows:
             rows = chunk.num_samples
-            size = options.fill_up_to(rows)
+            size = options.padded_size(rows)
             if size is not None:
-                chunk.filled = options.row_weights
+                chunk.is_padded = options.row_weights
                 if options.row_weights:
-                    columns = padded_by_weight(columns, size, weighed=options.weighed)
+                    columns = padded_by_weight(columns, size, has_weights=options.has_weights)
                 else:
                     columns = padded(columns, size)
         transform = options.transform()
         if transform is not None:
             columns, chunk.sparse = transform.prepare(columns, chunk, newest_event_time(items))
-        as_read = columns is items[0].columns
-        signature = items[0].form if as_read else tuple([(column.shape, column.dtype) for column in columns])
+        is_unchanged = columns is items[0].columns
+        signature = items[0].form if is_unchanged else tuple([(column.shape, column.dtype) for column in columns])
         if signature != self._signature:
             for name, column in zip(chunk.names, columns, strict=False):
                 check_dtype(column, name)

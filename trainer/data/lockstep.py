@@ -1,8 +1,8 @@
 """Sources for processes that each read a part of the data and take the same steps.
 
-Before every call, each process sends one message, a `Round`, with the number of batches it has ready. From the messages
+Before every call, each process sends one `StepMessage` with the number of batches that it has ready. From the messages
 of all, every process derives the same decision: how many batches to train, whose rows count, whether to wait, and
-whether the data have ended. A process without a batch takes part with placeholder rows of weight zero.
+whether the data have ended. A process without a batch trains placeholder rows of weight zero.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ POLL_SECONDS = 0.1
 _UNEVEN = -1
 
 
-class Round(NamedTuple):
+class StepMessage(NamedTuple):
     """One process's message to the others; all values are int64."""
 
     stop: int
     ready: int  # complete batches that can go into one call
     rows: int  # rows of each batch
-    waits: int  # whether the others have to wait for this process's data
+    is_late: int  # whether the others have to wait for this process's data
     ended: int  # whether its data have ended
     columns: int  # CRC-32 of names, dtypes and row shapes; 0 if they are not known yet
-    lists: int  # `AgreedLists.seen`
-    more: Sequence[int] = ()  # additional values of a subclass
+    lists: int  # `SharedListLengths.checksum`
+    extra: Sequence[int] = ()  # additional values of a subclass
 
 
 class LockstepSource(WrappedSource):
@@ -57,17 +57,17 @@ class LockstepSource(WrappedSource):
     batch_rows: int | None = None  # rows of placeholder batches; None: as in the first batch
     empty_message = "the dataset delivered no batches"
 
-    def __init__(self, rows_of: Source, group: Group, hooks: StopHooks, ahead: int = 1) -> None:
-        super().__init__(rows_of)
+    def __init__(self, source: Source, group: Group, hooks: StopHooks, ahead: int = 1) -> None:
+        super().__init__(source)
         self.group, self.hooks, self.ahead = group, hooks, ahead
         self._template: Any = None  # columns from which placeholder batches are made, once known
-        self._columns_sum = 0
-        self._lists = AgreedLists(group)
+        self._columns_checksum = 0
+        self._list_lengths = SharedListLengths(group)
         self._reader: Prefetch | None = None
         self._left_behind = False
-        self._meets = False
-        self._ready: deque[Item] = deque()
-        self._over = False
+        self._waits_for_all = False
+        self._collected: deque[Item] = deque()
+        self._has_ended = False
         self._state: Any = None
 
     def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns:
@@ -79,39 +79,39 @@ class LockstepSource(WrappedSource):
             DATA_WAIT.still_waiting()
             own, ended = self._try_peek()
             if own is not None:
-                self._learn(own)
-            rounds = self._exchange(int(own is not None), waits=own is None and not ended, ended=ended)
-            if any(sent.ready for sent in rounds):
-                self._share_template(rounds)
-            elif all(sent.ended for sent in rounds):
+                self._update_template(own)
+            messages = self._exchange(int(own is not None), is_late=own is None and not ended, ended=ended)
+            if any(message.ready for message in messages):
+                self._share_template(messages)
+            elif all(message.ended for message in messages):
                 raise DataError(self.empty_message)
         return self._template
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
         """Yield the batches of the agreed steps; None if no process has rows for a while."""
-        self._over, self._state = False, None
-        self._ready.clear()
+        self._has_ended, self._state = False, None
+        self._collected.clear()
         items = self._open(epoch, start, state)
         inline = self._reads_inline()
         # A process that reads on the graph thread cannot answer while it waits for its data, and MindSpore limits the
-        # duration of a collective. If there is such a process, all first wait in `wait_for_all`, which has no limit.
-        self._meets = self.group.any(inline)
-        if self._meets:
+        # duration of a collective. With such a process, all first call `wait_for_all`, which has no time limit.
+        self._waits_for_all = self.group.any(inline)
+        if self._waits_for_all:
             self.group.wait_for_all()  # connect the processes before one of them is late
         if not inline:
             self._reader = Prefetch(items, least=2 * self.ahead)
         try:
             while True:
-                self._fill(items)
-                ready = len(self._leading())
-                rounds = self._exchange(ready, waits=self._waits(ready), ended=self._over)
-                count = self._agreed_count(rounds)
+                self._collect(items)
+                ready = len(self._batches_of_one_call())
+                messages = self._exchange(ready, is_late=self._is_late(ready), ended=self._has_ended)
+                count = self._agreed_count(messages)
                 if count:
-                    yield from self._step(rounds, count)
-                elif all(sent.ended and not sent.ready for sent in rounds):
+                    yield from self._step(messages, count)
+                elif all(message.ended and not message.ready for message in messages):
                     self._end()
                     return
-                elif self._idles(rounds):
+                elif self._is_idle(messages):
                     yield None
         finally:
             self.interrupt()
@@ -130,20 +130,20 @@ class LockstepSource(WrappedSource):
 
     def _reads_inline(self) -> bool:
         """Return whether this process reads on the graph thread."""
-        return self.rows_of.thread_bound
+        return self.source.thread_bound
 
-    def _waits(self, ready: int) -> bool:
+    def _is_late(self, ready: int) -> bool:
         """Return whether the others have to wait for this process's data."""
-        return not self._over and (len(self._ready) < self.ahead if self.whole_calls else not ready)
+        return not self._has_ended and (len(self._collected) < self.ahead if self.whole_calls else not ready)
 
-    def _more(self, ready: int) -> Sequence[int]:
-        """Return the values of `Round.more`."""
+    def _extra_values(self, ready: int) -> Sequence[int]:
+        """Return the values of `StepMessage.extra`."""
         return ()
 
-    def _received(self, rounds: list[Round]) -> None:
+    def _handle_messages(self, messages: list[StepMessage]) -> None:
         """Handle the messages of all processes."""
 
-    def _idles(self, rounds: list[Round]) -> bool:
+    def _is_idle(self, messages: list[StepMessage]) -> bool:
         """Return whether to report that no process receives rows."""
         return False
 
@@ -152,21 +152,21 @@ class LockstepSource(WrappedSource):
 
     # -- agreements ------------------------------------------------------------------------------------------------
 
-    def _fill(self, items: Iterator[Item]) -> None:
+    def _collect(self, items: Iterator[Item]) -> None:
         """Collect the batches read so far; wait a moment if there are too few."""
         DATA_WAIT.still_waiting()
         ends = time.monotonic() + POLL_SECONDS
-        while len(self._ready) < self.ahead and not self._over:
-            waits = self.whole_calls or not self._ready
+        while len(self._collected) < self.ahead and not self._has_ended:
+            may_wait = self.whole_calls or not self._collected
             try:
-                item = self._next(items, max(0.0, ends - time.monotonic()) if waits else 0.0)
+                item = self._next(items, max(0.0, ends - time.monotonic()) if may_wait else 0.0)
             except queue.Empty:
                 break
             if item is None:
-                self._over = True
+                self._has_ended = True
             else:
-                self._ready.append(item)
-                self._learn(item.columns)
+                self._collected.append(item)
+                self._update_template(item.columns)
 
     def _next(self, items: Iterator[Item], seconds: float) -> Item | None:
         if self._reader is not None:
@@ -174,97 +174,98 @@ class LockstepSource(WrappedSource):
         with DATA_WAIT:  # the source is bound to this thread
             return next(items, None)
 
-    def _leading(self) -> list[Item]:
+    def _batches_of_one_call(self) -> list[Item]:
         """Return the leading batches with equally many rows, which can share one call."""
         leading: list[Item] = []
-        for item in self._ready:
+        for item in self._collected:
             alike = not leading or (len(item.columns[0]), item.kind) == (len(leading[0].columns[0]), leading[0].kind)
             if len(leading) == self.ahead or not alike:
                 break
             leading.append(item)
         return leading
 
-    def _learn(self, columns: Columns) -> None:
-        """Keep the first rows, and later the first full batch, as placeholder template."""
-        self._lists.note(columns)
+    def _update_template(self, columns: Columns) -> None:
+        """Make placeholders like the first rows, and later like the first full batch."""
+        self._list_lengths.note(columns)
         if self._template is None or (len(columns[0]) == self.batch_rows != len(self._template[0])):
             self._template = columns
-        if not self._columns_sum:
+        if not self._columns_checksum:
             names = self.names or ()
             described = [(name, *_row_type(column)) for name, column in zip(names, columns, strict=True)]
-            self._columns_sum = zlib.crc32(repr(described).encode()) or 1
+            self._columns_checksum = zlib.crc32(repr(described).encode()) or 1
 
-    def _exchange(self, ready: int, *, waits: bool, ended: bool) -> list[Round]:
+    def _exchange(self, ready: int, *, is_late: bool, ended: bool) -> list[StepMessage]:
         """Send this process's message; return those of all processes."""
-        rows = len(self._ready[0].columns[0]) if ready and self._ready else 0
+        rows = len(self._collected[0].columns[0]) if ready and self._collected else 0
         requested = stop_kind(self.hooks.requested_stop())
-        own = [requested, ready, rows, waits, ended, self._columns_sum, self._lists.seen, *self._more(ready)]
+        checksums = self._columns_checksum, self._list_lengths.checksum
+        own = [requested, ready, rows, is_late, ended, *checksums, *self._extra_values(ready)]
         began = time.perf_counter()
-        if self._meets:
+        if self._waits_for_all:
             self.group.wait_for_all()
         gathered = self.group.gather(np.array(own, np.int64)).tolist()
-        if not waits:
+        if not is_late:
             self.waited_for_others += time.perf_counter() - began
-        fields = len(Round._fields) - 1
-        rounds = [Round(*row[:fields])._replace(more=row[fields:]) for row in gathered]
-        self._received(rounds)
-        self._check_alike(rounds)
-        if self.hooks.decide([sent.stop for sent in rounds]):
+        fields = len(StepMessage._fields) - 1
+        messages = [StepMessage(*row[:fields])._replace(extra=row[fields:]) for row in gathered]
+        self._handle_messages(messages)
+        self._check_alike(messages)
+        if self.hooks.decide([message.stop for message in messages]):
             raise Interrupted
-        return rounds
+        return messages
 
-    def _check_alike(self, rounds: list[Round]) -> None:
-        known = {sent.columns: rank for rank, sent in reversed(list(enumerate(rounds))) if sent.columns}
+    def _check_alike(self, messages: list[StepMessage]) -> None:
+        known = {message.columns: rank for rank, message in reversed(list(enumerate(messages))) if message.columns}
         if len(known) > 1:
             raise DataError(
                 f"ranks {sorted(known.values())} read columns of different names, types or row shapes; all processes "
                 f"must read the same columns; here they are {list(self.names or ())}"
             )
 
-    def _agreed_count(self, rounds: list[Round]) -> int:
+    def _agreed_count(self, messages: list[StepMessage]) -> int:
         """Return how many batches to train next; 0 to wait."""
-        if any(sent.waits for sent in rounds):
+        if any(message.is_late for message in messages):
             return 0
-        return min((sent.ready for sent in rounds if sent.ready), default=0)
+        return min((message.ready for message in messages if message.ready), default=0)
 
-    def _step(self, rounds: list[Round], count: int) -> Iterator[Item]:
+    def _step(self, messages: list[StepMessage], count: int) -> Iterator[Item]:
         """Yield this process's batches of the next `count` steps."""
-        if not all(sent.columns for sent in rounds):
-            self._share_template(rounds)
-        names, kind = self.names or (), tuple(sent.rows for sent in rounds)
-        ready = rounds[self.group.rank].ready
-        own = list(islice(self._ready, count if ready else 0))
-        lengths = self._lists.lengths(own, self.ahead, [sent.lists for sent in rounds], names)
-        for of_step in lengths[:count]:
+        if not all(message.columns for message in messages):
+            self._share_template(messages)
+        names, kind = self.names or (), tuple(message.rows for message in messages)
+        ready = messages[self.group.rank].ready
+        own = list(islice(self._collected, count if ready else 0))
+        lengths = self._list_lengths.lengths(own, self.ahead, [message.lists for message in messages], names)
+        for step_lengths in lengths[:count]:
             if ready:
-                item = self._ready.popleft()
+                item = self._collected.popleft()
                 self._state = item.state
             else:
-                columns = placeholder_columns(self._template, names, of_step)
+                columns = placeholder_columns(self._template, names, step_lengths)
                 item = Item(columns, self._state, placeholder=True)
-            item.kind, item.step_rows, item.lengths = kind, sum(kind), of_step
+            item.kind, item.step_rows, item.lengths = kind, sum(kind), step_lengths
             yield item
 
-    def _share_template(self, rounds: list[Round]) -> None:
+    def _share_template(self, messages: list[StepMessage]) -> None:
         """Copy the template from the first process that has one; a collective call."""
-        giver = next(rank for rank, sent in enumerate(rounds) if sent.columns)
-        message = b"" if self.group.rank != giver else _packed(self.names or (), self._template)
-        message = self.group.gather_bytes(message)[giver]
-        if not message:
+        sender = next(rank for rank, message in enumerate(messages) if message.columns)
+        packed = b"" if self.group.rank != sender else _pack_template(self.names or (), self._template)
+        packed = self.group.gather_bytes(packed)[sender]
+        if not packed:
             raise DataError(
                 "a process has no rows, and placeholder rows cannot be made of objects; give every process some rows"
             )
         if self._template is None:
-            (names, lists, given), arrays = unpack(message)
-            count = self.batch_rows or given
+            (names, lists, rows_given), arrays = unpack(packed)
+            count = self.batch_rows or rows_given
             rows = [
                 np.repeat(array, count, axis=0)
                 if options is None
                 else Ragged(array, np.zeros(count + 1, np.int64), **options)
                 for array, options in zip(arrays, lists, strict=True)
             ]
-            self.rows_of.names = tuple(names)
-            self._learn(tuple(rows))
+            self.source.names = tuple(names)
+            self._update_template(tuple(rows))
 
     def interrupt(self) -> None:
         super().interrupt()
@@ -283,7 +284,7 @@ def _row_type(column: Any) -> tuple[Any, ...]:
     return kind, column.ndim, column.shape[2:]
 
 
-def _packed(names: tuple[str, ...], columns: Columns) -> bytes:
+def _pack_template(names: tuple[str, ...], columns: Columns) -> bytes:
     """Pack names, sample values and the number of rows; empty for object columns."""
     if any(column.dtype == object for column in columns):
         return b""
@@ -292,7 +293,7 @@ def _packed(names: tuple[str, ...], columns: Columns) -> bytes:
     return pack([names, lists, len(columns[0])], arrays)
 
 
-class AgreedLists:
+class SharedListLengths:
     """Shares the list lengths of each step among all processes.
 
     A list column whose lists happen to have equal lengths comes as an array. A process can therefore not tell from its
@@ -303,55 +304,55 @@ class AgreedLists:
         self.group = group
         # Sent to the other processes: 0 before the first row, then a checksum of the list lengths, and -1 once lengths
         # differ. While all lists are equally long, all processes with rows send the same checksum.
-        self.seen = 0
+        self.checksum = 0
         self._indexes: list[int] = []
 
     def note(self, columns: Columns) -> None:
         """Record the list lengths of a batch."""
-        if self.seen == _UNEVEN:
+        if self.checksum == _UNEVEN:
             return
         self._indexes = [index for index, column in enumerate(columns) if column.ndim > 1]
         lengths = [columns[index].shape[1] for index in self._indexes]
         checksum = zlib.crc32(repr(lengths).encode()) or 1
-        self.seen = _UNEVEN if None in lengths or self.seen not in (0, checksum) else checksum
+        self.checksum = _UNEVEN if None in lengths or self.checksum not in (0, checksum) else checksum
 
     def lengths(
-        self, batches: Sequence[Item], most: int, seen: Sequence[int], names: Sequence[str]
+        self, batches: Sequence[Item], steps: int, checksums_of_all: Sequence[int], names: Sequence[str]
     ) -> list[dict[str, ListLengths] | None]:
-        """Return the list lengths by column of each of the next `most` steps.
+        """Return the list lengths, by column, of each of the next `steps` steps.
 
-        Every entry is None while all lists have had equal lengths. `seen` has the `AgreedLists.seen` of all processes.
+        Every entry is None while all lists have had equal lengths. `checksums_of_all` has one `checksum` per process.
         """
-        known = {*seen} - {0}
-        if len(known) < 2 and _UNEVEN not in known:
-            return [None] * most
-        own = np.zeros((most, len(self._indexes), len(ListLengths._fields)), np.int64)
+        checksums = {*checksums_of_all} - {0}
+        if len(checksums) < 2 and _UNEVEN not in checksums:
+            return [None] * steps
+        own_lengths = np.zeros((steps, len(self._indexes), len(ListLengths._fields)), np.int64)
         for step, item in enumerate(batches):
-            own[step] = [ListLengths.of(item.columns[index]) for index in self._indexes]
-        of_steps: list[dict[str, ListLengths] | None] = []
-        for step in self.group.gather(own).transpose(1, 2, 0, 3).tolist():
-            with_rows = [[ListLengths(*numbers) for numbers in column if any(numbers)] for column in step]
-            pairs = zip(self._indexes, with_rows, strict=True)
-            of_steps.append({names[index]: _joined(lengths) for index, lengths in pairs if lengths})
-        return of_steps
+            own_lengths[step] = [ListLengths.of(item.columns[index]) for index in self._indexes]
+        result: list[dict[str, ListLengths] | None] = []
+        for step in self.group.gather(own_lengths).transpose(1, 2, 0, 3).tolist():
+            present = [[ListLengths(*numbers) for numbers in column if any(numbers)] for column in step]
+            pairs = zip(self._indexes, present, strict=True)
+            result.append({names[index]: _joined_lengths(lengths) for index, lengths in pairs if lengths})
+        return result
 
 
-def _joined(lengths: list[ListLengths]) -> ListLengths:
+def _joined_lengths(lengths: list[ListLengths]) -> ListLengths:
     ragged = any(own.ragged or own.longest != lengths[0].longest for own in lengths)
     return functools.reduce(ListLengths.joined, lengths)._replace(ragged=ragged)
 
 
 def placeholder_columns(columns: Columns, names: Sequence[str], lengths: Mapping[str, ListLengths] | None) -> Columns:
     """Return placeholder columns like `columns`, with the list `lengths` of the step."""
-    of_step = lengths or {}
-    return tuple([_placeholder(column, of_step.get(name)) for name, column in zip(names, columns, strict=True)])
+    step_lengths = lengths or {}
+    return tuple([_placeholder(column, step_lengths.get(name)) for name, column in zip(names, columns, strict=True)])
 
 
-def _placeholder(column: Any, of_step: ListLengths | None) -> Any:
-    if of_step is None:
+def _placeholder(column: Any, lengths: ListLengths | None) -> Any:
+    if lengths is None:
         return column
     options = column.options if isinstance(column, Ragged) else {}
     values = column.values if isinstance(column, Ragged) else column.reshape(-1, *column.shape[2:])
-    if of_step.ragged:
+    if lengths.ragged:
         return Ragged(values[:0], np.zeros(len(column) + 1, np.int64), **options)
-    return np.resize(values, (len(column), of_step.longest, *values.shape[1:]))
+    return np.resize(values, (len(column), lengths.longest, *values.shape[1:]))

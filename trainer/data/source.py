@@ -108,7 +108,7 @@ class Source:
     def go_back(self, position: Position, trained: int) -> None:
         """Seek to `position`, from which the next call continues."""
 
-    def of_all(self, position: Position) -> Position:
+    def joint_position(self, position: Position) -> Position:
         """Return the joint position of all processes for a snapshot; a collective call."""
         return self.resolve(position)
 
@@ -125,38 +125,38 @@ class Source:
         """Release threads and files."""
 
 
-def _of_other(name: str) -> Any:
-    return property(lambda self: getattr(self.rows_of, name), lambda self, value: setattr(self.rows_of, name, value))
+def _delegated(name: str) -> Any:
+    return property(lambda self: getattr(self.source, name), lambda self, value: setattr(self.source, name, value))
 
 
 class WrappedSource(Source):
-    """Base of sources that wrap another one, `rows_of`, and share its properties."""
+    """Base of sources that wrap another one, `source`, and share its properties."""
 
-    names, one_shot, dataset = _of_other("names"), _of_other("one_shot"), _of_other("dataset")
-    thread_bound, set_aside = _of_other("thread_bound"), _of_other("set_aside")
-    continues_epochs, takes_seed, seed = _of_other("continues_epochs"), _of_other("takes_seed"), _of_other("seed")
-    first_epoch, last_epoch = _of_other("first_epoch"), _of_other("last_epoch")
+    names, one_shot, dataset = _delegated("names"), _delegated("one_shot"), _delegated("dataset")
+    thread_bound, set_aside = _delegated("thread_bound"), _delegated("set_aside")
+    continues_epochs, takes_seed, seed = _delegated("continues_epochs"), _delegated("takes_seed"), _delegated("seed")
+    first_epoch, last_epoch = _delegated("first_epoch"), _delegated("last_epoch")
 
-    def __init__(self, rows_of: Source) -> None:
-        self.rows_of = rows_of
+    def __init__(self, source: Source) -> None:
+        self.source = source
 
     def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns | None:
-        return self.rows_of.peek(should_stop)
+        return self.source.peek(should_stop)
 
     def warn_of_non_finite(self, ignored: Collection[str] = ()) -> None:
-        self.rows_of.warn_of_non_finite(ignored)
+        self.source.warn_of_non_finite(ignored)
 
     def describe(self) -> dict[str, Any]:
-        return self.rows_of.describe()
+        return self.source.describe()
 
     def trained_to(self, position: Position) -> None:
-        self.rows_of.trained_to(position)
+        self.source.trained_to(position)
 
     def commit(self, position: Position) -> None:
-        self.rows_of.commit(position)
+        self.source.commit(position)
 
     def interrupt(self) -> None:
-        self.rows_of.interrupt()
+        self.source.interrupt()
 
     def close(self) -> None:
-        self.rows_of.close()
+        self.source.close()

@@ -241,7 +241,7 @@ class OwnTables(ChunkTransform):
             flush=chunk.flush,
             last=chunk.ends_epoch,
         )
-        chunk.exchanged = channel.seconds - before
+        chunk.exchange_seconds = channel.seconds - before
         return (*columns, *plan.inputs), plan
 
     def release(self) -> None:

@@ -38,8 +38,8 @@ class WaitClock:
             for_others: seconds spent waiting for other processes. They count as work, up to the length of the wait.
         """
         wait = now - self.since
-        others = min(wait, for_others)
-        self.waited, self.worked, self.since = self.waited + wait - others, self.worked + others, now
+        counted_as_work = min(wait, for_others)
+        self.waited, self.worked, self.since = self.waited + wait - counted_as_work, self.worked + counted_as_work, now
 
     @property
     def share(self) -> float:
@@ -86,14 +86,14 @@ class DataWait:
             with self.gate:
                 self.active = False
 
-    def around(self, work: Callable[[], Any]) -> Callable[[], Any]:
-        """Return `work` wrapped in this context, or unchanged off the main thread."""
+    def wrap(self, function: Callable[[], Any]) -> Callable[[], Any]:
+        """Return `function` wrapped in this context, or unchanged off the main thread."""
         if threading.current_thread() is not threading.main_thread():
-            return work
+            return function
 
         def wait() -> Any:
             with self:
-                return work()
+                return function()
 
         return wait
 
@@ -143,7 +143,7 @@ class Prefetch:
         self._changed = threading.Condition()
         # Each of these counters has one writing thread, so taking a queued chunk needs no lock.
         self._bytes_put = self._bytes_taken = 0
-        self._full_at = 0
+        self._length_when_full = 0
         self._consumer_waits = False
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="trainer-prefetch", daemon=True)
@@ -161,7 +161,7 @@ class Prefetch:
     def _put(self, value: Any, size: int = 0) -> bool:
         with self._changed:
             while not self._stopped and self._full():
-                self._full_at = len(self._ready)
+                self._length_when_full = len(self._ready)
                 self._changed.wait()
             if self._stopped:
                 return False
@@ -198,15 +198,15 @@ class Prefetch:
         if isinstance(value, BaseException):
             raise value
         self._bytes_taken += size
-        if self._full_at and 2 * len(self._ready) <= self._full_at:
+        if self._length_when_full and 2 * len(self._ready) <= self._length_when_full:
             with self._changed:
-                self._full_at = 0
+                self._length_when_full = 0
                 self._changed.notify_all()
         return value
 
     def _wait(self, timeout: float) -> None:
         with self._changed:
-            self._full_at = 0
+            self._length_when_full = 0
             self._changed.notify_all()
             self._consumer_waits = True
             try:

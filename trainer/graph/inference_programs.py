@@ -59,7 +59,7 @@ class InferencePrograms:
         """Run an evaluation or prediction program on one batch; return device outputs."""
         if chunk.sparse is not None:
             self._builder.tables.load(chunk.sparse)
-        if chunk.filled:
+        if chunk.is_padded:
             cell = self._builder.padded.evaluate_cell()
         run = self._calls.get(id(cell))  # the call keeps the cell alive, so the id stays unique
         if run is None:
@@ -73,7 +73,7 @@ class InferencePrograms:
             outputs = run(*chunk.tensors, like=chunk.signature)
         except Exception as error:
             raise to_graph_error(error, chunk) from None
-        if chunk.filled:
+        if chunk.is_padded:
             return without_padding(outputs, chunk.num_samples, len(chunk.tensors[0]))
         return outputs
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mindspore import Tensor, nn
 
-from ..data.batch_sizes import RowFilling, independent_rows, padded_by_weight, undeclared
+from ..data.batch_sizes import RowFilling, independent_rows, padded_by_weight, undeclared_reason
 from ..data.feed import to_tensor
 from ..mindspore_internals.cell_structure import cells_and_names, moving_statistics
 from ..mindspore_internals.compilation import count_programs
@@ -46,7 +46,7 @@ class PaddedPrograms:
         self._builder = builder
         self.weighed = builder.loss_columns.weighs  # whether the batches have a column of row weights
         self._forward = builder.forward if self.weighed else padded_forward(builder.forward, builder.loss_fn)
-        reason = "" if independent_rows(builder.network) else undeclared(builder.network)
+        reason = "" if independent_rows(builder.network) else undeclared_reason(builder.network)
         if self._forward is None:
             reason = unweighable(builder.loss_fn)
         self._evaluation = RowFilling(reason, few=True)
@@ -97,11 +97,11 @@ class PaddedPrograms:
         def train(chunk: Chunk) -> StepOutputs:
             nonlocal run_padded
             rows = chunk.num_samples
-            if not filling.odd(rows) or not all(column.shape[:1] == (rows,) for column in chunk.arrays):
+            if not filling.is_padded(rows) or not all(column.shape[:1] == (rows,) for column in chunk.arrays):
                 return run(chunk)
             if run_padded is None:
                 run_padded = self._runner(options)
-            return run_padded(_pad_chunk(chunk, filling.size_for(rows), table_inputs, weighed=self.weighed))
+            return run_padded(_pad_chunk(chunk, filling.size_for(rows), table_inputs, has_weights=self.weighed))
 
         return train
 
@@ -125,13 +125,13 @@ def without_padding(outputs: Any, rows: int, size: int) -> Any:
     return Tensor.from_numpy(np.array(outputs.asnumpy()[:rows]))
 
 
-def _pad_chunk(chunk: Chunk, size: int, table_inputs: int, *, weighed: bool) -> Chunk:
+def _pad_chunk(chunk: Chunk, size: int, table_inputs: int, *, has_weights: bool) -> Chunk:
     """Return a one-batch chunk padded to `size` rows; padding has the weight 0."""
     count = len(chunk.tensors) - table_inputs
-    columns = padded_by_weight(tuple([c.asnumpy() for c in chunk.tensors[:count]]), size, weighed=weighed)
+    columns = padded_by_weight(tuple([c.asnumpy() for c in chunk.tensors[:count]]), size, has_weights=has_weights)
     return dataclasses.replace(
         chunk,
         tensors=(*map(to_tensor, columns), *chunk.tensors[count:]),
         signature=(*[(column.shape, column.dtype) for column in columns], *chunk.signature[count:]),
-        filled=True,
+        is_padded=True,
     )

@@ -45,7 +45,7 @@ class Cursor:
     def shared_position(self) -> dict[str, Any]:
         """Return the joint position of all processes; a collective call."""
         if self._of_all is None or self._of_all[0] is not self.position:
-            self._of_all = self.position, self.source.of_all(self.position).to_json()
+            self._of_all = self.position, self.source.joint_position(self.position).to_json()
         return self._of_all[1]
 
     def state_dict(self) -> dict[str, Any]:

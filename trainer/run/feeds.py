@@ -126,8 +126,8 @@ def training_feed(
         arguments=arguments_of(trainer.features, trainer.network)[2],
         list_types=None if source.endless else trainer.builder.list_types,
         order=None if source.endless else column_order(trainer, source, trainer.network, trainer.label_count),
-        counted=-trainer.label_count,
-        alike=True,
+        rows_column=-trainer.label_count,
+        pads_alike=True,
         batches_per_epoch=batches,
         marks=marks,
         same_batches=trial.overfit_batches is not None,
@@ -196,27 +196,27 @@ def evaluation_feed(
     source = inference_source(trainer, data, batch_size, sharded)
     filling = None if trainer.group.size > 1 else trainer.builder.padded.evaluation
     if filling is not None and isinstance(source, ArraySource) and source.size > 1:
-        filling.keep(source.batch_size)
+        filling.leave_unpadded(source.batch_size)
     own = trainer.own_eval_network
     source.warn_of_non_finite(_labels_that_may_be_missing(trainer, source))
     options = FeedOptions(
         check=_check_with_labels(trainer) if own is None else column_checks.ColumnCheck(own, 0),
-        counted=-trainer.label_count if own is None else 0,
-        fill_up_to=None if filling is None else filling.next,
+        rows_column=-trainer.label_count if own is None else 0,
+        padded_size=None if filling is None else filling.size_for_evaluation,
         row_weights=filling is not None,
-        weighed=trainer.builder.padded.weighed,
+        has_weights=trainer.builder.padded.weighed,
         batches_per_epoch=trial.valid_batches(source),
     )
     return _inference_feed(trainer, source, trainer.network if own is None else own, options, labels_needed=True)
 
 
 def prediction_feed(
-    trainer: TrainedNetwork, source: Source, fill_up_to: Callable[[int], int | None] | None = None
+    trainer: TrainedNetwork, source: Source, padded_size: Callable[[int], int | None] | None = None
 ) -> Feed:
     """Return the feed of a prediction, which has only the input columns."""
     check = column_checks.ColumnCheck(trainer.network, 0, extra=True, assumed=trainer.builder.list_types.assumed)
     source.warn_of_non_finite()
-    options = FeedOptions(check=check, fill_up_to=fill_up_to)
+    options = FeedOptions(check=check, padded_size=padded_size)
     return _inference_feed(trainer, source, trainer.network, options, labels_needed=False)
 
 

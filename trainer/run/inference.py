@@ -143,11 +143,11 @@ def _check_keep(data: UserData) -> None:
 def _predict(trainer: TrainerBase, source: Source, stream: bool, output: str, *, own: bool) -> Any:
     padding = trainer.builder.inference.row_padding
     size = _choose_size(padding, source) if isinstance(source, ArraySource) and trainer.group.size == 1 else None
-    fill_up_to = None if size is None else lambda rows: size
+    padded_size = None if size is None else lambda rows: size
     convert = None
     if output == "probability":
         convert = partial(probabilities, trainer, calibration=trainer.fitted_calibration())
-    batches = _predictions(trainer, prediction_feed(trainer, source, fill_up_to), convert, own=own)
+    batches = _predictions(trainer, prediction_feed(trainer, source, padded_size), convert, own=own)
     return batches if stream else _concatenate(list(batches))
 
 

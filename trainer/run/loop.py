@@ -207,7 +207,7 @@ def predict(
     """
     call = trainer.callbacks.call
     call("on_predict_begin", trainer)
-    filled = feed.options.fill_up_to is not None
+    filled = feed.options.padded_size is not None
     newest: deque[Any] = deque(maxlen=1)
 
     def own_outputs() -> Iterator[tuple[Any, int]]:

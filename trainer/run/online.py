@@ -321,5 +321,5 @@ def _column_roles(trainer: TrainerBase, scoring: Scoring | None) -> dict[str, An
         "labels": () if tasks is None else tasks.label_names,
         "weight": weight or ("weight" if trainer.label_count > 1 and tasks is None else None),
         "extras": () if scoring is None else scoring.groups,
-        "counted": None if tasks is None else tasks.rows,
+        "counted_rows": None if tasks is None else tasks.rows,
     }

@@ -114,7 +114,7 @@ class TestRows:
         return adjacency[None], features, np.zeros(nodes, np.int32)
 
     def test_the_counted_column_decides_and_that_is_logged_once(self, caplog):
-        found = chunks([self.graph(5), self.graph(7), self.graph(7)], counted=-1)
+        found = chunks([self.graph(5), self.graph(7), self.graph(7)], rows_column=-1)
         assert [chunk.num_samples for chunk in found] == [5, 7, 7]
         assert [record.getMessage().partition(";")[2] for record in caplog.records] == [
             " 'column_2' is counted (is the dataset not batched?)"
@@ -123,7 +123,7 @@ class TestRows:
 
     def test_a_scalar_counts_as_one_row(self):
         samples = [(np.ones(3, np.float32), np.float32(n)) for n in range(5)]
-        found = chunks(samples, 2, counted=-1)
+        found = chunks(samples, 2, rows_column=-1)
         assert [chunk.num_samples for chunk in found] == [2, 2, 1]
         assert found[0].arrays[1].tolist() == [0, 1]
         assert found[0].tensors[1].shape == (2,)

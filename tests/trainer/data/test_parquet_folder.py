@@ -180,7 +180,7 @@ def test_a_folder_with_num_shards_is_a_part_of_the_rows(folder):
     assert data.inference_source(OneOfTwo(1), sharded=None) is part
     divided = data.train_source(OneOfTwo(1), hooks, batch_size=None, shuffle=True, seed=0, sharded=None)
     assert isinstance(divided, DividedSource)
-    assert divided.rows_of is part
+    assert divided.source is part
 
 
 @pytest.mark.parametrize("verb", ["fit", "evaluate", "predict", "compile"])

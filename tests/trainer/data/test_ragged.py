@@ -11,7 +11,7 @@ from mindspore import nn, ops
 from trainer import Trainer
 from trainer.data.ragged import Ragged, RaggedColumns
 from trainer.data.source import Item, Source
-from trainer.data.streaming.stream_source import SummedSource
+from trainer.data.streaming.stream_source import ChecksummedSource
 from trainer.embedding import Embedding, EmbeddingBag
 from trainer.errors import ConfigurationError, DataError
 from trainer.native.memory import bucket
@@ -211,7 +211,7 @@ def sums(*batches):
     source = Source()
     source.names = ("history",)
     source.batches = lambda epoch, start, state=None: (Item((batch,)) for batch in batches)
-    return [item.state[0] for item in SummedSource(source).batches(0, 0)]
+    return [item.state[0] for item in ChecksummedSource(source).batches(0, 0)]
 
 
 def test_processes_that_read_the_same_rows_have_the_same_sum_and_others_another():

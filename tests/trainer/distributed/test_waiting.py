@@ -185,7 +185,7 @@ def test_a_position_holds_the_states_of_all_processes():
         chunks = Feed(first, FeedOptions(1)).chunks(Position())
         position = [next(chunks) for _ in range(2)][-1].position
         chunks.close()
-        saved = Position.from_json(json.loads(json.dumps(first.of_all(position).to_json())))
+        saved = Position.from_json(json.loads(json.dumps(first.joint_position(position).to_json())))
         return [chunk.arrays[0][0, 0] for chunk in Feed(source(), FeedOptions(1)).chunks(saved)]
 
     assert on_both(run) == [[3, 4], [103, 104]]
@@ -303,7 +303,7 @@ def test_processes_with_parts_meet_before_each_agreement_where_one_reads_on_the_
         met = []
         group.wait_for_all = lambda: met.append(group.gathered) or group.gather(np.zeros(1))
         source, _ = parts(group, (2, 3))
-        source.rows_of.thread_bound = group.rank == 1
+        source.source.thread_bound = group.rank == 1
         return trained(source)[0], met
 
     (zero, met), (one, same) = on_both(run)

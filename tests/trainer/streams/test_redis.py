@@ -310,12 +310,12 @@ def test_counters_of_a_newer_server_tell_how_many_entries_went_unread():
         return dict(zip(names, (last, added, deleted, (first, {}), 5), strict=True))
 
     removals = Removals(resumed=False)
-    assert removals.look(info("5-0", 5, "3-0"), (0, 0), [(1, 0), (2, 0), (4, 0), (5, 0)], False, None) is None
-    assert removals.look(info("7-0", 7, "3-0"), (5, 0), [(6, 0), (7, 0)], False, None) is None
-    loss = removals.look(info("12-0", 12, "11-0"), (7, 0), [(8, 0), (10, 0), (12, 0)], False, None)
+    assert removals.find_loss(info("5-0", 5, "3-0"), (0, 0), [(1, 0), (2, 0), (4, 0), (5, 0)], False, None) is None
+    assert removals.find_loss(info("7-0", 7, "3-0"), (5, 0), [(6, 0), (7, 0)], False, None) is None
+    loss = removals.find_loss(info("12-0", 12, "11-0"), (7, 0), [(8, 0), (10, 0), (12, 0)], False, None)
     assert "has lost 2 entries after 7-0 before they were read" in loss.message
-    assert loss.upto == (11, 0)
-    again = removals.look(info("15-0", 3, first="13-0"), (12, 0), [(13, 0), (14, 0), (15, 0)], False, None)
+    assert loss.up_to == (11, 0)
+    again = removals.find_loss(info("15-0", 3, first="13-0"), (12, 0), [(13, 0), (14, 0), (15, 0)], False, None)
     assert again.restart
     assert "created again; the last id seen in it was 12-0: now it holds 5 entries, up to 15-0" in again.message
 

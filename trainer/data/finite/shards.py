@@ -36,31 +36,31 @@ class ShardedArrays(ArraySource):
     that gets none of them trains a placeholder row.
     """
 
-    def __init__(self, arrays: Any, batch_size: int | None, shard: Group, **options: Any) -> None:
+    def __init__(self, arrays: Any, batch_size: int | None, group: Group, **options: Any) -> None:
         super().__init__(arrays, batch_size, **options)
-        self.shard = shard
-        self.step_rows = self.batch_size * shard.size
+        self.group = group
+        self.step_rows = self.batch_size * group.size
         self.size = -(-self.rows // self.step_rows)
         columns = zip(self.names or (), self._columns, strict=True)
         self._lists = {name: (column, column.cut_lengths) for name, column in columns if isinstance(column, Ragged)}
 
     def describe(self) -> dict[str, Any]:
         """Describe the data like `ArraySource`; `batch_size` is that of all processes."""
-        return {**super().describe(), "batch_size": self.step_rows, "processes": self.shard.size}
+        return {**super().describe(), "batch_size": self.step_rows, "processes": self.group.size}
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
         order = self.order(epoch)
         for first in range(self.first_row(epoch, state) + start * self.step_rows, self.rows, self.step_rows):
             last = min(first + self.step_rows, self.rows)
-            bounds = np.linspace(first, last, self.shard.size + 1).astype(np.int64)
-            begin, end = int(bounds[self.shard.rank]), int(bounds[self.shard.rank + 1])
-            short = last - first < self.step_rows
+            bounds = np.linspace(first, last, self.group.size + 1).astype(np.int64)
+            begin, end = int(bounds[self.group.rank]), int(bounds[self.group.rank + 1])
+            is_short = last - first < self.step_rows
             placeholder = begin == end
             if placeholder:
                 begin, end = first, first + 1
             yield Item(
                 self.cut(order, begin, end),
-                kind="short" if short else None,
+                kind="short" if is_short else None,
                 placeholder=placeholder,
                 step_rows=last - first,
                 lengths=self._lengths(order, bounds) if self._lists else None,
@@ -71,69 +71,69 @@ class ShardedArrays(ArraySource):
         rows = slice(bounds[0], bounds[-1]) if order is None else order[bounds[0] : bounds[-1]]
         lengths_of = {}
         for name, (column, lengths) in self._lists.items():
-            of_step = lengths[rows]
-            counts = np.diff(np.concatenate([[0], np.cumsum(of_step)])[bounds - bounds[0]])
-            lengths_of[name] = ListLengths(int(of_step.max()), int(counts.max()), column.per_octave)
+            row_lengths = lengths[rows]
+            counts = np.diff(np.concatenate([[0], np.cumsum(row_lengths)])[bounds - bounds[0]])
+            lengths_of[name] = ListLengths(int(row_lengths.max()), int(counts.max()), column.per_octave)
         return lengths_of
 
 
 class EveryNth(WrappedSource):
     """Gives batches to processes in turn: each reads all batches and keeps its own."""
 
-    def __init__(self, source: Source, shard: Group) -> None:
+    def __init__(self, source: Source, group: Group) -> None:
         super().__init__(source)
-        self.shard = shard
-        self.size = None if source.size is None else -(-source.size // shard.size)
+        self.group = group
+        self.size = None if source.size is None else -(-source.size // group.size)
         if isinstance(source, PipelineSource):
             logger.info(
                 "every process reads the whole pipeline and takes one batch of %d; give its source num_shards and "
                 "shard_id where reading takes long",
-                shard.size,
+                group.size,
             )
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
-        size, rank = self.shard.size, self.shard.rank
-        step: list[Any] = []
+        size, rank = self.group.size, self.group.rank
+        step_forms: list[Any] = []
         lengths: dict[str, ListLengths] = {}
-        own: Item | None = None
+        own_item: Item | None = None
         item = None
-        for item in self.rows_of.batches(epoch, start * size, state):
+        for item in self.source.batches(epoch, start * size, state):
             if item is None:
                 continue
-            if len(step) == rank:
-                own = item
-                if self.rows_of.reuses_buffers:
-                    own.columns = tuple([column.copy() for column in item.columns])
-            step.append(form_of(item.columns))
+            if len(step_forms) == rank:
+                own_item = item
+                if self.source.reuses_buffers:
+                    own_item.columns = tuple([column.copy() for column in item.columns])
+            step_forms.append(form_of(item.columns))
             for name, column in zip(self.names or (), item.columns, strict=True):
-                of_batch = ListLengths.of(column)
-                if of_batch is not None:
-                    lengths[name] = of_batch.joined(lengths.get(name))
-            if len(step) == size:
-                yield self._complete(own, item.state, step, lengths)
-                step, own, lengths = [], None, {}
-        if step:
+                batch_lengths = ListLengths.of(column)
+                if batch_lengths is not None:
+                    lengths[name] = batch_lengths.joined(lengths.get(name))
+            if len(step_forms) == size:
+                yield self._complete(own_item, item.state, step_forms, lengths)
+                step_forms, own_item, lengths = [], None, {}
+        if step_forms:
             state = item.state
-            if own is None:
-                own, item.placeholder = item, True
-            yield self._complete(own, state, step, lengths)
-        self.size = None if self.rows_of.size is None else -(-self.rows_of.size // size)
+            if own_item is None:
+                own_item, item.placeholder = item, True
+            yield self._complete(own_item, state, step_forms, lengths)
+        self.size = None if self.source.size is None else -(-self.source.size // size)
 
-    def _complete(self, own: Item, state: Any, step: list[Any], lengths: dict[str, ListLengths]) -> Item:
+    def _complete(self, item: Item, state: Any, step_forms: list[Any], lengths: dict[str, ListLengths]) -> Item:
         """Set the attributes of a process's batch that depend on all batches of a step."""
-        full = len(step) == self.shard.size and len(set(step)) == 1
-        own.state, own.kind = state, None if full else tuple(step)
-        own.step_rows, own.lengths = sum(form[0][0][0] for form in step), lengths
-        return own
+        is_full = len(step_forms) == self.group.size and len(set(step_forms)) == 1
+        item.state, item.kind = state, None if is_full else tuple(step_forms)
+        item.step_rows, item.lengths = sum(form[0][0][0] for form in step_forms), lengths
+        return item
 
     def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "processes": self.shard.size}
+        return {**super().describe(), "processes": self.group.size}
 
     def checksums(self) -> dict[str, int]:
-        return self.rows_of.checksums()
+        return self.source.checksums()
 
     def resolve(self, position: Position) -> Position:
-        return self.rows_of.resolve(position)
+        return self.source.resolve(position)
 
 
 class DividedSource(LockstepSource):
@@ -146,14 +146,14 @@ class DividedSource(LockstepSource):
         ConfigurationError: some processes have the whole dataset.
     """
 
-    def __init__(self, rows_of: Source, group: Group, hooks: StopHooks) -> None:
-        super().__init__(rows_of, group, hooks)
-        self._meets = True
-        parts = group.gather_json({"data: a part for each process": True, "data: size": rows_of.size})
-        whole = [rank for rank, part in enumerate(parts) if "data: a part for each process" not in part]
-        if whole:
+    def __init__(self, source: Source, group: Group, hooks: StopHooks) -> None:
+        super().__init__(source, group, hooks)
+        self._waits_for_all = True
+        parts = group.gather_json({"data: a part for each process": True, "data: size": source.size})
+        ranks = [rank for rank, part in enumerate(parts) if "data: a part for each process" not in part]
+        if ranks:
             raise ConfigurationError(
-                f"rank {group.rank} has its own rows (sharded=True or num_shards), but ranks {whole} are given the "
+                f"rank {group.rank} has its own rows (sharded=True or num_shards), but ranks {ranks} are given the "
                 "whole dataset; divide it for all processes or for none"
             )
         sizes = [part["data: size"] for part in parts]
@@ -183,15 +183,15 @@ class DividedSource(LockstepSource):
         if self.size is None and not self.continues_epochs:
             self.size = steps
 
-    def of_all(self, position: Position) -> Position:
-        states = self.group.gather_json(self._own(self.rows_of.resolve(position).state))
+    def joint_position(self, position: Position) -> Position:
+        states = self.group.gather_json(self._own_state(self.source.resolve(position).state))
         return position.with_state(None if all(state is None for state in states) else {_RANKS: states})
 
     def commit(self, position: Position) -> None:
         """Acknowledge this process's rows before `position`, the joint position of all."""
-        super().commit(position.with_state(self._own(position.state)))
+        super().commit(position.with_state(self._own_state(position.state)))
 
-    def _own(self, state: Any) -> Any:
+    def _own_state(self, state: Any) -> Any:
         """Return this process's state; None if the snapshot has another process count."""
         if not isinstance(state, dict) or _RANKS not in state:
             return state
@@ -201,18 +201,18 @@ class DividedSource(LockstepSource):
     def _try_peek(self) -> tuple[Columns | None, bool]:
         self.group.wait_for_all()  # connect the processes before one of them is late
         with DATA_WAIT:
-            columns = self.rows_of.peek()
+            columns = self.source.peek()
         return columns, columns is None
 
     def _reads_inline(self) -> bool:
-        return self.rows_of.thread_bound or self.continues_epochs
+        return self.source.thread_bound or self.continues_epochs
 
     def _open(self, epoch: int, start: int, state: Any) -> Generator[Item]:
-        self._state = state = self._own(state)
+        self._state = state = self._own_state(state)
         return self._items(epoch, start, state)
 
     def _items(self, epoch: int, start: int, state: Any) -> Generator[Item]:
-        rows = self.rows_of
+        rows = self.source
         if rows.size is not None and start >= rows.size:
             return  # other processes have more batches
         for item in rows.batches(epoch, start, state):

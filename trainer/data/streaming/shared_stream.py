@@ -20,10 +20,10 @@ from ...errors import DataError
 from ...streams import Sharing, Stream
 from ..as_columns import Columns
 from ..finite.shards import EveryNth
-from ..lockstep import LockstepSource, Round
+from ..lockstep import LockstepSource, StepMessage
 from ..position import Position
 from ..source import Item, Source
-from .stream_source import StreamSource, SummedSource
+from .stream_source import ChecksummedSource, StreamSource
 
 
 class Agreed(NamedTuple):
@@ -41,8 +41,8 @@ class JobHooks(StopHooks):
     commit: Callable[[int], None] = lambda count: None  # called with the number of snapshots durable on all processes
 
 
-class _StreamPart(NamedTuple):
-    """The values of `Round.more` in a process's message; all int64."""
+class _StreamValues(NamedTuple):
+    """The values of `StepMessage.extra` in a process's message; all int64."""
 
     idle_ms: int  # milliseconds since this process's last row
     event_time: int  # bits of a float64
@@ -57,44 +57,44 @@ class SharedStream(LockstepSource):
     endless = True
     whole_calls = False
     empty_message = "the stream gave no rows"
-    rows_of: StreamSource
+    source: StreamSource
     hooks: JobHooks
 
     def __init__(
-        self, local: StreamSource, group: Group, ahead: int, hooks: JobHooks, idle_timeout: float | None = None
+        self, source: StreamSource, group: Group, ahead: int, hooks: JobHooks, idle_timeout: float | None = None
     ) -> None:
-        super().__init__(local, group, hooks, ahead)
-        self.batch_rows = local.batch_size
+        super().__init__(source, group, hooks, ahead)
+        self.batch_rows = source.batch_size
         self.idle_timeout = idle_timeout  # seconds without a row on any process until the stream ends
-        self.divided = local.stream.sharing is Sharing.PARTITIONED
-        self._local: Source = local if self.divided else EveryNth(SummedSource(local), group)
+        self.divided = source.stream.sharing is Sharing.PARTITIONED
+        self._batch_source: Source = source if self.divided else EveryNth(ChecksummedSource(source), group)
         if self.divided:
-            local.stream.deal(group.rank, group.size)
-        self._waited = 0.0  # seconds since this process's last batch
+            source.stream.deal(group.rank, group.size)
+        self._idle_seconds = 0.0  # seconds since this process's last batch
         self._idle_reported = False
 
     @property
     def stream(self) -> Stream:
         """The stream that is read."""
-        return self.rows_of.stream
+        return self.source.stream
 
     def lag(self) -> int | None:
         """Return the rows waiting upstream of all processes, or None; a collective call."""
-        return self._of_all(self.stream.lag())
+        return self._total(self.stream.lag())
 
     def late_rows(self) -> int | None:
         """Return the late rows of all processes, or None; a collective call."""
         own = self.stream.late_rows()  # None on all processes or on none
-        return None if own is None else self._of_all(own)
+        return None if own is None else self._total(own)
 
-    def _of_all(self, own: int | None) -> int | None:
+    def _total(self, own: int | None) -> int | None:
         lags = self.group.gather(np.array([-1 if own is None else own], np.int64))[:, 0]
         if (lags < 0).any():
             return None
         return int(lags.sum() if self.divided else lags[0])
 
-    def of_all(self, position: Position) -> Position:
-        own = self.rows_of.resolve(position)
+    def joint_position(self, position: Position) -> Position:
+        own = self.source.resolve(position)
         if not self.divided:
             return own
         return position.merge([part or {} for part in self.group.gather_json(own.state)], self.stream.join)
@@ -102,101 +102,102 @@ class SharedStream(LockstepSource):
     def commit(self, position: Position) -> None:
         """Acknowledge this process's part of `position`, which covers all processes."""
         if position.dealt is not None:
-            self.rows_of.commit(position.part(self.group.rank))
+            self.source.commit(position.part(self.group.rank))
         elif self.group.is_main:
-            self.rows_of.commit(position)
+            self.source.commit(position)
 
     def go_back(self, position: Position, trained: int) -> None:
         if not self._left_behind:
-            self.rows_of.go_back(position, trained)
+            self.source.go_back(position, trained)
 
     def _try_peek(self) -> tuple[Columns | None, bool]:
-        columns = self.rows_of.try_peek()
+        columns = self.source.try_peek()
         return columns, columns is None and self.stream.exhausted
 
     def _open(self, epoch: int, start: int, state: Any) -> Generator[Item]:
-        self.ended, self._waited, self._idle_reported = None, 0.0, False
-        return (item for item in self._local.batches(epoch, start, state) if item is not None)
+        self.ended, self._idle_seconds, self._idle_reported = None, 0.0, False
+        return (item for item in self._batch_source.batches(epoch, start, state) if item is not None)
 
-    def _fill(self, items: Iterator[Item]) -> None:
+    def _collect(self, items: Iterator[Item]) -> None:
         began = time.monotonic()
-        super()._fill(items)
-        self._waited = 0.0 if self._ready else self._waited + time.monotonic() - began
+        super()._collect(items)
+        self._idle_seconds = 0.0 if self._collected else self._idle_seconds + time.monotonic() - began
 
-    def _waits(self, ready: int) -> bool:
-        # every step needs a position, which a stream has only once it is connected
-        passed_over = self.rows_of.begun is not None and self._waited >= self.rows_of.flush_after
-        return super()._waits(ready) and not passed_over
+    def _is_late(self, ready: int) -> bool:
+        # Other processes wait for the first position, because every step needs one.
+        is_skipped = self.source.start_position is not None and self._idle_seconds >= self.source.flush_after
+        return super()._is_late(ready) and not is_skipped
 
-    def _more(self, ready: int) -> _StreamPart:
-        items = [*self._ready][:ready]
-        return _StreamPart(
-            idle_ms=0 if self.rows_of.begun is None else int(1000 * (time.monotonic() - self.rows_of.last_row)),
-            event_time=_bits(max(map(_newest, items), default=float("nan"))),
-            clock=_bits(time.monotonic()),
+    def _extra_values(self, ready: int) -> _StreamValues:
+        source, items = self.source, [*self._collected][:ready]
+        return _StreamValues(
+            idle_ms=0 if source.start_position is None else int(1000 * (time.monotonic() - source.last_row_time)),
+            event_time=_float_to_bits(max(map(_newest_event_time, items), default=float("nan"))),
+            clock=_float_to_bits(time.monotonic()),
             durable=self.hooks.durable() if self.group.is_main else 0,
             content=0 if self.divided or not items else items[-1].state[0],
         )
 
-    def _received(self, rounds: list[Round]) -> None:
-        self.hooks.commit(_part(rounds[0]).durable)
+    def _handle_messages(self, messages: list[StepMessage]) -> None:
+        self.hooks.commit(_stream_values(messages[0]).durable)
 
-    def _agreed_count(self, rounds: list[Round]) -> int:
-        if self.divided or not any(sent.ready for sent in rounds):
-            return super()._agreed_count(rounds)
-        if any(sent.ended and not sent.ready for sent in rounds):
+    def _agreed_count(self, messages: list[StepMessage]) -> int:
+        if self.divided or not any(message.ready for message in messages):
+            return super()._agreed_count(messages)
+        if any(message.ended and not message.ready for message in messages):
             raise DataError(
                 "the stream ended on some processes and not on others; without partitions every process must read the "
                 "same rows: give a function that returns them, or a stream that has partitions"
             )
-        count = min(sent.ready for sent in rounds)
-        if count == max(sent.ready for sent in rounds) and len({_part(sent).content for sent in rounds}) > 1:
+        counts = [message.ready for message in messages]
+        contents = {_stream_values(message).content for message in messages}
+        if min(counts) == max(counts) and len(contents) > 1:
             raise DataError(
                 "the processes read different rows, so their steps would differ; without partitions every "
                 "process must read the same rows in the same order (without its own shuffling); a stream that has "
                 "partitions is divided by them"
             )
-        return count
+        return min(counts)
 
-    def _idles(self, rounds: list[Round]) -> bool:
-        if any(sent.ready for sent in rounds):
+    def _is_idle(self, messages: list[StepMessage]) -> bool:
+        if any(message.ready for message in messages):
             return False
-        waiting = [_part(sent).idle_ms for sent in rounds if not sent.ended]
+        waiting = [_stream_values(message).idle_ms for message in messages if not message.ended]
         if self.idle_timeout is not None and waiting and min(waiting) >= 1000 * self.idle_timeout:
-            self.rows_of.finish("idle")
+            self.source.finish("idle")
             return False
         reported = self._idle_reported
-        self._idle_reported |= not any(sent.waits for sent in rounds)
+        self._idle_reported |= not any(message.is_late for message in messages)
         return self._idle_reported and not reported
 
     def _end(self) -> None:
-        self.ended = self.rows_of.ended or "stream_end"
+        self.ended = self.source.ended or "stream_end"
 
-    def _step(self, rounds: list[Round], count: int) -> Iterator[Item]:
+    def _step(self, messages: list[StepMessage], count: int) -> Iterator[Item]:
         self._idle_reported = False
-        parts = [_part(sent) for sent in rounds]
-        times = [time for time in (_float(part.event_time) for part in parts) if not math.isnan(time)]
-        agreed = Agreed(_float(parts[0].clock), max(times, default=float("nan")))
-        # without partitions, every process has read these steps and has a share of each
-        items = super()._step(rounds, count) if self.divided else (self._ready.popleft() for _ in range(count))
+        values = [_stream_values(message) for message in messages]
+        times = [time for time in (_float_from_bits(part.event_time) for part in values) if not math.isnan(time)]
+        agreed = Agreed(_float_from_bits(values[0].clock), max(times, default=float("nan")))
+        # Without partitions, every process has read the rows of these steps and keeps its share of them.
+        items = super()._step(messages, count) if self.divided else (self._collected.popleft() for _ in range(count))
         for item in items:
-            item.state = (item.state if self.divided else item.state[1]) or self.rows_of.begun
+            item.state = (item.state if self.divided else item.state[1]) or self.source.start_position
             item.agreed = agreed
             yield item
 
 
-def _part(sent: Round) -> _StreamPart:
-    return _StreamPart(*sent.more)
+def _stream_values(message: StepMessage) -> _StreamValues:
+    return _StreamValues(*message.extra)
 
 
-def _newest(item: Item) -> float:
+def _newest_event_time(item: Item) -> float:
     times = (item.extras or {}).get("event_time")
     return float("nan") if times is None or not len(times) else float(times.max())
 
 
-def _bits(number: float) -> int:
+def _float_to_bits(number: float) -> int:
     return int(np.float64(number).view(np.int64))
 
 
-def _float(bits: int) -> float:
+def _float_from_bits(bits: int) -> float:
     return float(np.int64(bits).view(np.float64))

@@ -25,7 +25,7 @@ POLL_SECONDS = 0.1
 DEFAULT_BATCH_SIZE = 1024
 
 
-Counted = Callable[[Sequence[np.ndarray]], Sequence["np.ndarray | None"]]
+CountedRows = Callable[[Sequence[np.ndarray]], Sequence["np.ndarray | None"]]
 
 
 class Transform(Protocol):
@@ -57,7 +57,7 @@ class StreamSource(Source):
         labels: Sequence[str] = (),  # labels of several tasks, in the order of the loss; they replace `label`
         weight: str | None = None,  # column of loss weights, passed to the loss after the label
         extras: Sequence[str] = (),  # columns kept on the host with the batch (the group of a metric)
-        counted: Counted | None = None,
+        counted_rows: CountedRows | None = None,
         list_types: ListTypes | None = None,
         transform: Transform | None = None,
         flush_after: float = 1.0,  # seconds without a row after which an incomplete call is trained
@@ -78,14 +78,14 @@ class StreamSource(Source):
         self.weight = weight
         self.extras = tuple(extras)
         self.list_types = list_types
-        self._sound_rows = SoundRows(stream, self.labels, counted)
+        self._bad_row_filter = BadRowFilter(stream, self.labels, counted_rows)
         self.flush_after = flush_after
         self.idle_timeout = idle_timeout
         self.restarts = restarts
-        self.begun: dict[str, Any] | None = None  # position at which `batches` started, once known
-        self.last_row = time.monotonic()
+        self.start_position: dict[str, Any] | None = None  # position at which `batches` started, once known
+        self.last_row_time = time.monotonic()
         self._stopped = False
-        self._finish: str | None = None
+        self._finish_reason: str | None = None
         self._read_rows = 0
         self._peeked: Batch | None = None
 
@@ -99,28 +99,28 @@ class StreamSource(Source):
         return self.stream.counts()
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
-        self._stopped, self.ended, self._finish, self.begun = False, None, None, None
+        self._stopped, self.ended, self._finish_reason, self.start_position = False, None, None, None
         if state is not None:
             self.stream.seek(state)
             self._peeked = None
         if self._transform is not None:
             self._transform.begin()
-        position = self.stream.position() if self._peeked is None else self._before
-        self.begun = position
+        position = self.stream.position() if self._peeked is None else self._position_before_peek
+        self.start_position = position
         waiting: list[Batch] = []
         rows = 0
-        self.last_row = time.monotonic()
+        self.last_row_time = time.monotonic()
         idle_reported = False
         while not self._stopped:
             batch, self._peeked = self._peeked, None
             if batch is None:
                 batch = self._poll(self.batch_size - rows)
             if batch is None:
-                idle = time.monotonic() - self.last_row
+                idle = time.monotonic() - self.last_row_time
                 if self.stream.exhausted:
                     self.ended = "stream_end"
-                elif self._finish is not None:
-                    self.ended = self._finish
+                elif self._finish_reason is not None:
+                    self.ended = self._finish_reason
                 elif self.idle_timeout is not None and idle >= self.idle_timeout:
                     self.ended = "idle"
                 elif idle >= self.flush_after and not idle_reported:
@@ -133,7 +133,7 @@ class StreamSource(Source):
             if not read:  # all rows were set aside
                 continue
             self._read_rows += read
-            self.last_row, idle_reported = time.monotonic(), False
+            self.last_row_time, idle_reported = time.monotonic(), False
             waiting.append(batch)
             rows += read
             if rows >= self.batch_size or self.whole_items:
@@ -141,7 +141,7 @@ class StreamSource(Source):
                 position = advance(position, joined)
                 waiting, rows = [], 0
                 yield self._item(joined, position)
-                self.last_row = time.monotonic()  # time spent by the caller does not count as idle
+                self.last_row_time = time.monotonic()  # time spent by the caller does not count as idle
         if waiting and not self._stopped:
             joined = concat(waiting)
             yield self._item(joined, advance(position, joined))
@@ -158,27 +158,27 @@ class StreamSource(Source):
     def try_peek(self) -> Columns | None:
         """Return the first rows' columns without consuming them; None if none come soon."""
         if self._peeked is None:
-            self._before = self.stream.position()
+            self._position_before_peek = self.stream.position()
             batch = self._poll(self.batch_size)
             self._peeked = batch if batch is not None and batch.rows else None
         return None if self._peeked is None else self._columns(self._peeked)
 
-    def _poll(self, most: int) -> Batch | None:
-        """Return the next trainable rows, at most `most`; an empty batch if all are bad."""
-        batch = self.stream.poll((1 << 30) if self.whole_items else most, POLL_SECONDS)
+    def _poll(self, max_rows: int) -> Batch | None:
+        """Return the next trainable rows, at most `max_rows`; an empty batch if all are bad."""
+        batch = self.stream.poll((1 << 30) if self.whole_items else max_rows, POLL_SECONDS)
         if batch is not None and self._transform is not None:
             batch = self._transform(batch)
         if batch is None:
             return None
         if self.names is None:
-            self.names = self._choose(batch.columns)
-        return self._sound_rows(batch, self.names)
+            self.names = self._choose_columns(batch.columns)
+        return self._bad_row_filter(batch, self.names)
 
     def go_back(self, position: Position, trained: int) -> None:
         """Seek to `position`; warn of rows read but not trained that cannot be reread."""
         state = position.state
         if state is None:
-            state = self.begun if self._peeked is None else self._before
+            state = self.start_position if self._peeked is None else self._position_before_peek
         if state is None or self.restarts:
             return
         try:
@@ -192,9 +192,9 @@ class StreamSource(Source):
                     error,
                 )
 
-    def finish(self, why: str) -> None:
+    def finish(self, reason: str) -> None:
         """Let `batches`, on another thread, yield its remaining rows and end when idle."""
-        self._finish = why
+        self._finish_reason = reason
 
     def _item(self, batch: Batch, position: dict[str, Any]) -> Item:
         if self._transform is not None:
@@ -208,7 +208,7 @@ class StreamSource(Source):
         columns = tuple([as_array(batch.columns[name], name) for name in self.names])
         return columns if self.list_types is None else self.list_types(columns, self.names)
 
-    def _choose(self, columns: dict[str, np.ndarray]) -> tuple[str, ...]:
+    def _choose_columns(self, columns: dict[str, np.ndarray]) -> tuple[str, ...]:
         # The columns to train on are the inputs, then the labels, then the weight.
         available = list(columns)
         check_task_labels(self.labels, available)
@@ -217,21 +217,21 @@ class StreamSource(Source):
             if name not in columns:
                 raise DataError(f"the stream has no column {name!r}; it has {available}{did_you_mean(name, available)}")
         inputs = given_names(self.inputs, columns)
-        taken = inputs if set(inputs) <= set(available) else ()
-        rest = [name for name in available if name not in (*taken, self.weight, self.event_time)]
+        chosen = inputs if set(inputs) <= set(available) else ()
+        others = [name for name in available if name not in (*chosen, self.weight, self.event_time)]
         if not self.labelled:
-            return inputs if set(inputs) <= set(available) else tuple(rest)
-        tail = self.labels
-        if tail and tail[0] not in columns:  # columns without names
-            return tuple(rest)
-        if tail and self.weight:
-            tail = (*tail, self.weight)
-        if not tail:
-            label = self.label or ("label" if "label" in rest else rest[-1] if rest else None)
+            return inputs if set(inputs) <= set(available) else tuple(others)
+        last_columns = self.labels
+        if last_columns and last_columns[0] not in columns:  # columns without names
+            return tuple(others)
+        if last_columns and self.weight:
+            last_columns = (*last_columns, self.weight)
+        if not last_columns:
+            label = self.label or ("label" if "label" in others else others[-1] if others else None)
             if label is None:
                 raise DataError(f"the stream has no label besides the network's columns; it has {available}")
-            tail = (label, self.weight) if self.weight else (label,)
-        return (*(taken or [name for name in rest if name not in tail]), *tail)
+            last_columns = (label, self.weight) if self.weight else (label,)
+        return (*(chosen or [name for name in others if name not in last_columns]), *last_columns)
 
     def resolve(self, position: Position) -> Position:
         return position if position.state is None else position.with_state(self.stream.resolve(position.state))
@@ -252,7 +252,7 @@ class StreamSource(Source):
         self._stopped = True
 
 
-class SummedSource(WrappedSource):
+class ChecksummedSource(WrappedSource):
     """Adds a checksum to a stream's positions: (CRC-32 of all rows so far, position).
 
     Processes compare the checksums to detect that they read different rows.
@@ -260,25 +260,25 @@ class SummedSource(WrappedSource):
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
         total = 0
-        for item in self.rows_of.batches(epoch, start, state):
+        for item in self.source.batches(epoch, start, state):
             if item is not None:
                 for column in item.columns:
-                    for part in _content(column):
+                    for part in _bytes_of(column):
                         total = zlib.crc32(part, total)
                 item.state = (total, item.state)
             yield item
 
 
-def _content(column: Any) -> list[Any]:
+def _bytes_of(column: Any) -> list[Any]:
     if isinstance(column, Ragged):
         rows = column[:]  # a view may start in the middle of its values
-        return [rows.lengths, *_content(rows.values)]
+        return [rows.lengths, *_bytes_of(rows.values)]
     if column.dtype.kind in "OU":  # array bytes would be addresses of objects, or depend on the width of the text
         return [repr(column.tolist()).encode()]
     return [np.ascontiguousarray(column)]
 
 
-class SoundRows:
+class BadRowFilter:
     """Sets aside a stream's rows with NaN or infinity, or times in the far future.
 
     The stream's `allow_nan` can permit NaN and infinity. Columns that a schema declares are not checked again.
@@ -290,27 +290,27 @@ class SoundRows:
             all). The labels of other rows may have any value.
     """
 
-    def __init__(self, stream: Stream, labels: Sequence[str] = (), counted: Counted | None = None) -> None:
+    def __init__(self, stream: Stream, labels: Sequence[str] = (), counted_rows: CountedRows | None = None) -> None:
         self.stream = stream
         if stream.dead_letter is None:
             stream.dead_letter = DeadLetter()
         self.labels = labels
-        self.counted = counted
+        self.counted_rows = counted_rows
         schema = stream.schema
-        self._declared = frozenset(() if schema is None else schema.columns)
+        self._declared_columns = frozenset(() if schema is None else schema.columns)
         self._names: Sequence[str] = ()
-        self._examined: list[str] = []  # columns of `_names` that may not hold NaN
+        self._checked_columns: list[str] = []  # columns of `_names` that may not hold NaN
         self._max_future = stream.max_future if schema is None else schema.max_future
 
     def __call__(self, batch: Batch, names: Sequence[str]) -> Batch:
         """Return the rows to train on; `names` are the columns that training reads."""
         if names is not self._names:  # a source passes the same tuple with every batch
-            allowed, declared = self.stream.allow_nan, self._declared
-            allows = (lambda name: allowed) if isinstance(allowed, bool) else allowed.__contains__
-            self._examined = [name for name in names if name not in declared and not allows(name)]
+            allowed, declared = self.stream.allow_nan, self._declared_columns
+            may_hold_nan = (lambda name: allowed) if isinstance(allowed, bool) else allowed.__contains__
+            self._checked_columns = [name for name in names if name not in declared and not may_hold_nan(name)]
             self._names = names
         reasons: dict[int, str] = {}
-        for name in self._examined:
+        for name in self._checked_columns:
             for row in self._bad_rows(batch, name, names):
                 reasons.setdefault(int(row), f"column {name!r} holds NaN or an infinite value (see allow_nan)")
         if batch.event_time is not None:
@@ -318,7 +318,7 @@ class SoundRows:
         dead_letter = self.stream.dead_letter
         if reasons:
             rows = [
-                BadRow(*batch.origin_of(row), reason, {n: _plain(column[row]) for n, column in batch.columns.items()})
+                BadRow(*batch.origin_of(row), reason, {n: _as_python(c[row]) for n, c in batch.columns.items()})
                 for row, reason in sorted(reasons.items())
             ]
             dead_letter.record(type(self.stream).__name__, rows, batch.spans)
@@ -333,16 +333,16 @@ class SoundRows:
         if type(column) is not np.ndarray and not isinstance(column, Ragged):  # lists from a user-defined stream
             column = as_array(column, name)
         bad = non_finite_rows(column)
-        if not len(bad) or self.counted is None or not isinstance(column, np.ndarray):
+        if not len(bad) or self.counted_rows is None or not isinstance(column, np.ndarray):
             return bad
         labels = self.labels if set(self.labels) <= set(names) else names[len(names) - len(self.labels) :]
         if name in labels:
-            counted = self.counted([batch.columns[label] for label in labels])
-            of_column = [rows for label, rows in zip(labels, counted, strict=True) if label == name]
+            counted_rows = self.counted_rows([batch.columns[label] for label in labels])
+            of_column = [rows for label, rows in zip(labels, counted_rows, strict=True) if label == name]
             if all(rows is not None for rows in of_column):
                 bad = bad[np.any(of_column, axis=0)[bad]]
         return bad
 
 
-def _plain(value: Any) -> Any:
+def _as_python(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value

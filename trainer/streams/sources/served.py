@@ -110,9 +110,10 @@ class ServedOutcomes(DelayedLabelJoin):
             return
         label = schema.label
         if label is None or schema.fields[label].dtype.kind not in "biuf":
+            received = "none, or several" if label is None else f"{label!r} of {schema.fields[label].type_name}"
             raise ConfigurationError(
                 "data.stream: outcomes label the rows; declare exactly one numeric label in the features "
-                f"(received {'none, or several' if label is None else f'{label!r}, {schema.fields[label].type_name}'})"
+                f"(received {received})"
             )
         self._is_weighted = self.weight in schema.fields
         if self.rate < 1 and not self._is_weighted:
