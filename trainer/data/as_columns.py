@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import DataError, did_you_mean
 from ..streams.batch import columns_of, is_frame
-from .ragged import Ragged, given_names
+from .ragged import Ragged, data_arguments
 
 Columns = tuple[Any, ...]  # arrays, or `Ragged`
 _KINDS = "biuf"
@@ -80,11 +80,11 @@ def _check_missing(column: np.ndarray, name: str) -> None:
 def check_dtype(column: np.ndarray, name: str) -> None:
     """Check that a graph can take the column: bool, integer or float."""
     if column.dtype.kind not in _KINDS:
-        cure = "feed text to a trainer.embedding.Embedding, or turn it into integers first"
+        hint = "feed text to a trainer.embedding.Embedding, or turn it into integers first"
         if column.dtype.kind in "Mm":
-            cure = "turn times into numbers first, as (times - times.min()) / np.timedelta64(1, 's')"
+            hint = "turn times into numbers first, as (times - times.min()) / np.timedelta64(1, 's')"
         raise DataError(
-            f"column {name!r}: received dtype {column.dtype}; accepted are bool, integers and floats ({cure})"
+            f"column {name!r}: received dtype {column.dtype}; accepted are bool, integers and floats ({hint})"
         )
 
 
@@ -158,50 +158,50 @@ def non_finite_rows(column: np.ndarray | Ragged, *, nan_allowed: bool = False) -
     if values.dtype.itemsize > 4:
         with np.errstate(over="ignore"):
             values = values.astype(np.float32)
-    right = ~np.isinf(values) if nan_allowed else np.isfinite(values)
-    if np.count_nonzero(right) == right.size:  # faster than `all`
+    is_valid = ~np.isinf(values) if nan_allowed else np.isfinite(values)
+    if np.count_nonzero(is_valid) == is_valid.size:  # faster than `all`
         return _NO_ROWS
-    wrong = ~right.reshape(len(values) if values.ndim else 1, -1).all(axis=1)
+    is_bad_row = ~is_valid.reshape(len(values) if values.ndim else 1, -1).all(axis=1)
     if isinstance(column, Ragged):
-        return np.unique(np.repeat(np.arange(len(column)), column.lengths)[wrong])
-    return np.flatnonzero(wrong)
+        return np.unique(np.repeat(np.arange(len(column)), column.lengths)[is_bad_row])
+    return np.flatnonzero(is_bad_row)
 
 
 @dataclass(frozen=True)
 class ColumnOrder:
     """Arranges the columns of a batch by their names."""
 
-    takes: float = math.inf  # maximum number of columns that network and loss take
+    max_columns: float = math.inf  # maximum number of columns that network and loss take
     labels: Sequence[str] = ()  # label columns of several tasks in the order of the loss; moved to the end
-    aside: Sequence[str] = ()  # group columns of metrics, kept on the host if a batch has more than `takes` columns
+    host_columns: Sequence[str] = ()  # metrics' groups, kept on the host if a batch has more than `max_columns` columns
     inputs: Sequence[str] = ()  # required arguments of the network, moved to the front if the batch has them all
-    labels_needed: bool = True  # whether a batch with named columns must have all labels
+    requires_labels: bool = True  # whether a batch with named columns must have all labels
 
     def __bool__(self) -> bool:
-        return bool(self.labels or self.aside or self.inputs)
+        return bool(self.labels or self.host_columns or self.inputs)
 
     def __call__(
         self, columns: Columns, names: tuple[str, ...]
     ) -> tuple[Columns, tuple[str, ...], Mapping[str, Any] | None]:
         """Return columns and names in order, and the columns kept on the host by name."""
-        kept = list(range(len(names)))
-        aside: dict[str, Any] = {}
-        for name in self.aside:
-            if len(kept) > self.takes and name in names:
+        order = list(range(len(names)))
+        host_columns: dict[str, Any] = {}
+        for name in self.host_columns:
+            if len(order) > self.max_columns and name in names:
                 index = names.index(name)
-                aside[name] = columns[index]
-                kept.remove(index)
-        if self.labels_needed:
+                host_columns[name] = columns[index]
+                order.remove(index)
+        if self.requires_labels:
             check_task_labels(self.labels, names)
         if self.labels and set(self.labels) <= set(names):
-            last = [names.index(name) for name in self.labels]
-            kept = [index for index in kept if index not in last] + last
-        inputs = [names.index(name) for name in given_names(self.inputs, names) if name in names]
-        if len(inputs) == len(given_names(self.inputs, names)):
-            kept = inputs + [index for index in kept if index not in inputs]
-        if kept == list(range(len(names))):
+            label_indices = [names.index(name) for name in self.labels]
+            order = [index for index in order if index not in label_indices] + label_indices
+        inputs = [names.index(name) for name in data_arguments(self.inputs, names) if name in names]
+        if len(inputs) == len(data_arguments(self.inputs, names)):
+            order = inputs + [index for index in order if index not in inputs]
+        if order == list(range(len(names))):
             return columns, names, None
-        return tuple(columns[index] for index in kept), tuple(names[index] for index in kept), aside or None
+        return tuple(columns[index] for index in order), tuple(names[index] for index in order), host_columns or None
 
 
 def check_task_labels(labels: Sequence[str], names: Sequence[str]) -> None:

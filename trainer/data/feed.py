@@ -317,8 +317,8 @@ class Feed:
     def _is_stacked(self, items: list[Item]) -> bool:
         """Return whether the multi-step program trains a group; record its shapes."""
         form, shapes, filling = items[0].form, self._shapes, self.options.filling
-        # A single batch of a new shape, such as an epoch's last one, is not worth another multi-step program. `kind` has
-        # the shapes of the other processes, so that all processes decide alike.
+        # A single batch of a new shape, such as an epoch's last one, is not worth another multi-step program. `kind`
+        # includes the shapes of the other processes, so that all processes decide alike.
         kind = None if self.source.agrees else items[0].kind
         is_frequent = len(items) > 1 or (kind, form) in shapes.stacked or not shapes.seen or self.source.agrees
         is_stacked = self._batches_per_call > 1 and is_frequent and not self._shapes_vary

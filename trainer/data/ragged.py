@@ -8,8 +8,8 @@ how a column such as "history" is passed:
 - ``history`` with ``history_offsets`` (int32, [batch]): all values concatenated, [n], for `EmbeddingBag`.
 
 Lengths are rounded up to buckets, so that few programs are compiled. Columns of short lists are always padded to their
-maximum length: the numbers of lengths of several list columns multiply, and compiling a program costs more than the
-shorter padding would save.
+maximum length: with several list columns, every combination of lengths needs a program, and compiling one costs more
+than shorter padding would save.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from ..streams.formats.ragged_column import Ragged
 
 logger = logging.getLogger(__name__)
 
-SHORT = 32  # lists with a `max_length` up to this are padded to it
+MAX_SHORT = 32  # lists with a `max_length` up to this are padded to it
 _SUFFIXES = ("_mask", "_lengths", "_offsets")
 
 
-def given_names(arguments: Sequence[str], columns: Collection[str]) -> tuple[str, ...]:
+def data_arguments(arguments: Sequence[str], columns: Collection[str]) -> tuple[str, ...]:
     """Return the arguments that name data columns, not masks, lengths or offsets."""
-    return tuple(name for name in arguments if name in columns or base_of(name) not in columns)
+    return tuple(name for name in arguments if name in columns or column_of(name) not in columns)
 
 
-def base_of(name: str) -> str:
+def column_of(name: str) -> str:
     """Return the name of the column that an argument is derived from."""
     return next((name.removesuffix(suffix) for suffix in _SUFFIXES if name.endswith(suffix)), name)
 
@@ -43,8 +43,8 @@ def base_of(name: str) -> str:
 class ListLengths(NamedTuple):
     """Lengths of a column's lists in a step; all processes pad to the same length."""
 
-    longest: int  # values of the longest row
-    most: int  # most values in the batch of any process
+    longest: int  # length of the longest list
+    total: int  # number of values in the batch; the maximum over the processes
     per_octave: int = 1  # see `Ragged`
     ragged: bool = True  # whether the lengths may differ, between rows or processes
 
@@ -60,8 +60,8 @@ class ListLengths(NamedTuple):
         """Return the elementwise maximum of both."""
         if other is None:
             return self
-        longest, most = max(self.longest, other.longest), max(self.most, other.most)
-        return ListLengths(longest, most, max(self.per_octave, other.per_octave), self.ragged or other.ragged)
+        longest, total = max(self.longest, other.longest), max(self.total, other.total)
+        return ListLengths(longest, total, max(self.per_octave, other.per_octave), self.ragged or other.ragged)
 
 
 class ListTypes:
@@ -114,8 +114,8 @@ class RaggedInput(NamedTuple):
         """Return the arguments by name, with rows or concatenated values padded."""
         lengths = column.lengths
         if "_offsets" in self.suffixes:
-            whole = Ragged(column[:].values, [0, lengths.sum()], padding=self.padding)
-            return {name: whole.padded(length)[0], name + "_offsets": (np.cumsum(lengths) - lengths).astype(np.int32)}
+            flat = Ragged(column[:].values, [0, lengths.sum()], padding=self.padding)
+            return {name: flat.padded(length)[0], name + "_offsets": (np.cumsum(lengths) - lengths).astype(np.int32)}
         arrays = {name: Ragged(column.values, column.offsets, padding=self.padding).padded(length)}
         if "_mask" in self.suffixes:
             arrays[name + "_mask"] = np.arange(length) < lengths[:, None]
@@ -129,30 +129,30 @@ class RaggedColumns:
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self.arguments = tuple(arguments)
-        # names of the columns whose mask, lengths or offsets the network takes
-        self._bases = {base_of(name) for name in self.arguments if base_of(name) != name}
+        # Names of the columns whose mask, lengths or offsets the network takes.
+        self._derived = {column_of(name) for name in self.arguments if column_of(name) != name}
         self.inputs: dict[str, RaggedInput] = {}
-        self._kinds: dict[str, str] = {}
+        self._dtype_kinds: dict[str, str] = {}
 
     @property
     def flat(self) -> list[str]:
         """Names of columns passed as concatenated values, whose axis 0 is not rows."""
-        return [name for name, wanted in self.inputs.items() if "_offsets" in wanted.suffixes]
+        return [name for name, ragged_input in self.inputs.items() if "_offsets" in ragged_input.suffixes]
 
     def __call__(
-        self, columns: Sequence[Any], names: tuple[str, ...], of_step: Mapping[str, ListLengths] | None = None
+        self, columns: Sequence[Any], names: tuple[str, ...], step_lengths: Mapping[str, ListLengths] | None = None
     ) -> tuple[tuple[np.ndarray, ...], tuple[str, ...]]:
         """Return a batch's columns and names, with lists padded.
 
-        Masks, lengths and offsets are added if the network has arguments for them. With several processes, `of_step`
-        gives the list lengths of the whole step by column name.
+        Masks, lengths and offsets are added if the network has arguments for them. With several processes,
+        `step_lengths` gives the list lengths of the whole step by column name.
         """
-        if of_step is None and not self._bases and Ragged not in [type(column) for column in columns]:
+        if step_lengths is None and not self._derived and Ragged not in [type(column) for column in columns]:
             return tuple(columns), names
-        ragged, of_step = {}, of_step or {}
+        ragged, step_lengths = {}, step_lengths or {}
         for name, column in zip(names, columns, strict=True):
-            listed = name in of_step and of_step[name].ragged
-            if isinstance(column, Ragged) or name in self._bases or listed:
+            is_ragged_elsewhere = name in step_lengths and step_lengths[name].ragged
+            if isinstance(column, Ragged) or name in self._derived or is_ragged_elsewhere:
                 column = self._as_ragged(name, column, names)
                 if column is not None:
                     ragged[name] = column
@@ -161,7 +161,7 @@ class RaggedColumns:
         arrays: dict[str, np.ndarray] = {}
         for name, column in zip(names, columns, strict=True):
             if name in ragged:
-                arrays |= self._pad(name, ragged[name].cut(), of_step.get(name))
+                arrays |= self._pad(name, ragged[name].cut(), step_lengths.get(name))
             else:
                 arrays[name] = column
         added = [name for name in arrays if name not in names]
@@ -173,36 +173,36 @@ class RaggedColumns:
     def _as_ragged(self, name: str, column: Any, names: tuple[str, ...]) -> Ragged | None:
         if isinstance(column, Ragged):
             return column
-        # lists that happen to be equally long in this batch come as an array
+        # Lists that happen to be equally long in this batch come as an array.
         if column.ndim < 2 or any(name + suffix in names for suffix in _SUFFIXES):
             return None
         rows, length = column.shape[:2]
         return Ragged(column.reshape(rows * length, *column.shape[2:]), np.arange(rows + 1) * length)
 
-    def _pad(self, name: str, column: Ragged, of_step: ListLengths | None) -> dict[str, np.ndarray]:
-        wanted = self.inputs.get(name)
-        if wanted is None or self._kinds[name] != column.dtype.kind:
-            wanted = self.inputs[name] = self._wanted(name, column)
-            self._kinds[name] = column.dtype.kind
-        flat = "_offsets" in wanted.suffixes
-        lengths = of_step or ListLengths.of(column)
-        length = bucket(lengths.most if flat else lengths.longest, lengths.per_octave)
-        if not flat and wanted.length is not None and lengths.longest <= wanted.length <= SHORT:
-            length = wanted.length
-        return wanted.arrays(name, column, length)
+    def _pad(self, name: str, column: Ragged, step_lengths: ListLengths | None) -> dict[str, np.ndarray]:
+        ragged_input = self.inputs.get(name)
+        if ragged_input is None or self._dtype_kinds[name] != column.dtype.kind:
+            ragged_input = self.inputs[name] = self._input_of(name, column)
+            self._dtype_kinds[name] = column.dtype.kind
+        flat = "_offsets" in ragged_input.suffixes
+        lengths = step_lengths or ListLengths.of(column)
+        length = bucket(lengths.total if flat else lengths.longest, lengths.per_octave)
+        if not flat and ragged_input.length is not None and lengths.longest <= ragged_input.length <= MAX_SHORT:
+            length = ragged_input.length
+        return ragged_input.arrays(name, column, length)
 
-    def _wanted(self, name: str, column: Ragged) -> RaggedInput:
-        wanted = tuple(suffix for suffix in _SUFFIXES if name + suffix in self.arguments)
-        if "_offsets" in wanted and len(wanted) > 1:
+    def _input_of(self, name: str, column: Ragged) -> RaggedInput:
+        suffixes = tuple(suffix for suffix in _SUFFIXES if name + suffix in self.arguments)
+        if "_offsets" in suffixes and len(suffixes) > 1:
             raise ConfigurationError(
-                f"column {name!r}: the network takes {name}_offsets and {name}{wanted[0]}; the values come either "
+                f"column {name!r}: the network takes {name}_offsets and {name}{suffixes[0]}; the values come either "
                 "one after another, with offsets, or in padded rows, with mask and lengths"
             )
         padding = column.padding
         if padding is None:
-            number = -1 if "_offsets" in wanted and column.dtype.kind == "i" else 0
+            number = -1 if "_offsets" in suffixes and column.dtype.kind == "i" else 0
             padding = "" if column.dtype.kind == "U" else number
-        most = column.max_length
-        if most is not None and most > SHORT:
-            most = bucket(most, column.per_octave)
-        return RaggedInput(wanted, padding, most)
+        max_length = column.max_length
+        if max_length is not None and max_length > MAX_SHORT:
+            max_length = bucket(max_length, column.per_octave)
+        return RaggedInput(suffixes, padding, max_length)

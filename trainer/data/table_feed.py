@@ -34,16 +34,16 @@ class TableReader(ChunkTransform):
     def __init__(self, tables: SparseTables) -> None:
         self.tables = tables
         self.on_graph_thread = tables.group.size > 1
-        self._has_joined = False
+        self._took_part = False
 
     def prepare(self, columns: Columns, chunk: Chunk, now: float | None) -> tuple[Columns, Any]:
         columns, plan = self.tables.planner.plan(columns, chunk.stacked, chunk.num_batches, train=False, now=now)
-        self._has_joined = True
+        self._took_part = True
         return (*columns, *plan.inputs), plan
 
     def join_exchange(self, problem: str = "") -> None:
         """Join the other processes' reads unless `prepare` has run since the last call."""
-        has_joined, self._has_joined = self._has_joined, False
+        has_joined, self._took_part = self._took_part, False
         if not has_joined:
             self.tables.planner.join_exchange(problem)
 
@@ -60,10 +60,10 @@ class DeltaPolicy:
 
     def __init__(self, tables: SparseTables) -> None:
         self.tables = tables
-        self._newest: Path | None = None  # latest snapshot
-        self._deltas = 0  # deltas since the latest full snapshot
-        self._rows = 0  # rows in these deltas
-        self._changed = 0  # rows changed since the latest snapshot
+        self._latest_snapshot: Path | None = None  # latest snapshot
+        self._delta_count = 0  # deltas since the latest full snapshot
+        self._delta_rows = 0  # rows in these deltas
+        self._changed_rows = 0  # rows changed since the latest snapshot
         self.delta = False  # whether the next snapshot is a delta
         self.folder: Path | None = None  # folder of the next snapshot
 
@@ -72,39 +72,39 @@ class DeltaPolicy:
 
         All processes call it. Rank 0 decides, because it writes the snapshot.
         """
-        newest, self.folder = self._newest, path.parent
-        self._changed, rows = self.tables.count_changed(self.CONSUMER), self.tables.rows
-        self.delta = self.tables.group.from_main(lambda: self._is_worth_it(newest, path, rows))
-        return newest.name if self.delta and newest is not None else None
+        latest, self.folder = self._latest_snapshot, path.parent
+        self._changed_rows, rows = self.tables.count_changed(self.CONSUMER), self.tables.rows
+        self.delta = self.tables.group.from_main(lambda: self._allows_delta(latest, path, rows))
+        return latest.name if self.delta and latest is not None else None
 
-    def _is_worth_it(self, newest: Path | None, path: Path, rows: int) -> bool:
+    def _allows_delta(self, newest: Path | None, path: Path, rows: int) -> bool:
         return (
             newest is not None
             and bool(self.tables.tables)
             and newest.parent == path.parent
             and newest.name != path.name
             and newest.is_dir()
-            and self._deltas < self.MAX_DELTAS
-            and self._rows + self._changed <= self.MAX_ROWS * rows
+            and self._delta_count < self.MAX_DELTAS
+            and self._delta_rows + self._changed_rows <= self.MAX_ROWS * rows
         )
 
     def written(self, path: Path) -> None:
         """Record that the snapshot of the latest `base_of` is being written to `path`."""
-        self._newest = path
-        self._deltas = self._deltas + 1 if self.delta else 0
-        self._rows = self._rows + self._changed if self.delta else 0
+        self._latest_snapshot = path
+        self._delta_count = self._delta_count + 1 if self.delta else 0
+        self._delta_rows = self._delta_rows + self._changed_rows if self.delta else 0
 
     def broken(self) -> None:
         """Make the next snapshot full, after a failed write or a restore."""
-        self._newest = None
+        self._latest_snapshot = None
 
 
 class TableFeed(ChunkTransform, Stateful):
-    """Prepares chunks for training sparse tables; `reading` prepares for inference."""
+    """Prepares chunks for training sparse tables; `reader` prepares for inference."""
 
     def __init__(self, tables: SparseTables) -> None:
         self.tables = tables
-        self.reading = TableReader(tables)
+        self.reader = TableReader(tables)
         self.delta_policy = DeltaPolicy(tables)
 
     @classmethod
@@ -178,13 +178,13 @@ class TableFeed(ChunkTransform, Stateful):
         except CheckpointError as error:
             problem = error
         damaged = not isinstance(problem, CheckpointMismatchError)
-        own = None if problem is None else [damaged, str(problem)]
-        for rank, other in enumerate(self.tables.group.gather_json(own)):
+        own_problem = None if problem is None else [damaged, str(problem)]
+        for rank, other_problem in enumerate(self.tables.group.gather_json(own_problem)):
             if problem is not None:
                 raise problem
-            if other is not None:
-                kind = CheckpointDamagedError if other[0] else CheckpointMismatchError
-                raise kind(f"rank {rank}: {other[1]}")
+            if other_problem is not None:
+                kind = CheckpointDamagedError if other_problem[0] else CheckpointMismatchError
+                raise kind(f"rank {rank}: {other_problem[1]}")
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Restore a full state and the deltas that build on it, in order."""
@@ -204,7 +204,7 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-class OwnTables(ChunkTransform):
+class DividedTables(ChunkTransform):
     """Prepares chunks whose table rows are divided among processes.
 
     Each process plans the ids of its own batches; the process that owns a row trains it. The exchange of ids runs on
@@ -220,13 +220,14 @@ class OwnTables(ChunkTransform):
 
     def connect(self, inline: bool) -> None:
         """Choose the thread on which all processes prepare; open its connections."""
-        own = self.tables.tables.channel
+        channel = self.tables.tables.channel
         inline = inline or usable_cores() < 2
-        any_inline, any_closed = self.group.gather(np.array([inline, not own.is_open], np.int64)).any(axis=0).tolist()
+        states = self.group.gather(np.array([inline, not channel.is_open], np.int64))
+        any_inline, any_closed = states.any(axis=0).tolist()
         self.on_graph_thread = any_inline
         if any_closed and not any_inline:
-            own.open()
-        self.tables.tables.planner.begin(self.group if any_inline else own)
+            channel.open()
+        self.tables.tables.planner.begin(self.group if any_inline else channel)
 
     def prepare(self, columns: Columns, chunk: Chunk, now: float | None) -> tuple[Columns, Any]:
         planner, channel = self.tables.tables.planner, self.tables.tables.channel

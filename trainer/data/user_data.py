@@ -59,8 +59,8 @@ class UserData:
 
     def __init__(self, data: Any, features: Features | None = None) -> None:
         self.features, self.content = features, data
-        self._is_part = _is_part(data)
-        self._drawn = data if isinstance(data, DrawnNegatives) else None
+        self._is_shard = _is_shard(data)
+        self._negatives = data if isinstance(data, DrawnNegatives) else None
         if features is not None and is_raw(data):
             self.form, self.content = Form.RAW, raw_data(data)
         elif isinstance(data, Source):
@@ -69,7 +69,7 @@ class UserData:
             self.form = Form.STREAM
         elif isinstance(data, str | Path | RawData):
             raise ConfigurationError(f"{data}: raw rows need Trainer(features=...), the section features")
-        elif self._drawn is not None:
+        elif self._negatives is not None:
             raise ConfigurationError(
                 "interactions(negatives=...) needs Trainer(features=...), which draws negatives for each epoch; "
                 "other trainers take interactions without them"
@@ -85,10 +85,10 @@ class UserData:
         elif hasattr(data, "create_tuple_iterator"):  # an object that mimics a pipeline
             self.form, self.content = Form.BATCHES, lambda: data.create_tuple_iterator(num_epochs=1)
         else:
-            _check_is_no_stream(data)
-            raise self._refused()
+            _check_not_a_stream(data)
+            raise self._unknown_kind()
 
-    def _refused(self) -> DataError:
+    def _unknown_kind(self) -> DataError:
         return DataError(
             f"dataset: received {type(self.content).__name__}; accepted are a mindspore.dataset pipeline, a dict or "
             "tuple of arrays with batch_size, an iterable of batches, or a function that returns one"
@@ -116,21 +116,21 @@ class UserData:
         """Whether the data consist of rows rather than batches."""
         return self.form in (Form.RAW, Form.ARRAYS)
 
-    def is_own(self, sharded: bool | None) -> bool:
+    def has_own_rows(self, sharded: bool | None) -> bool:
         """Return whether the data hold only this process's rows.
 
         If `sharded` is None, return True for a pipeline or source that reads one of several shards.
         """
-        return self._is_part if sharded is None else sharded
+        return self._is_shard if sharded is None else sharded
 
     def in_order_of(self, other: UserData) -> UserData:
         """Return arrays in the column order of `other` if both have the same names.
 
         Return other data unchanged.
         """
-        own, model = self.content, other.content
-        arrays = self.form is other.form is Form.ARRAYS and isinstance(own, Mapping) and isinstance(model, Mapping)
-        return UserData({name: own[name] for name in model}) if arrays and set(own) == set(model) else self
+        content, model = self.content, other.content
+        arrays = self.form is other.form is Form.ARRAYS and isinstance(content, Mapping) and isinstance(model, Mapping)
+        return UserData({name: content[name] for name in model}) if arrays and set(content) == set(model) else self
 
     # -- as a source ---------------------------------------------------------------------------------------------
 
@@ -149,16 +149,16 @@ class UserData:
         Features that have not learned yet learn from the raw rows. If each process has its own rows, they learn from
         the rows of all.
         """
-        own, data = self.is_own(sharded), self
+        has_own_rows, data = self.has_own_rows(sharded), self
         if self.form is Form.RAW:
-            if own and group.size > 1:
+            if has_own_rows and group.size > 1:
                 learn_together(self.features, self.content, group)
-            if self._drawn is not None:
-                drawn = DrawnRows(self.features, self._drawn, batch_size, shuffle, seed)
-                batch_size, data = None, UserData(drawn)
+            if self._negatives is not None:
+                source_of_draws = DrawnRows(self.features, self._negatives, batch_size, shuffle, seed)
+                batch_size, data = None, UserData(source_of_draws)
             elif self.content.in_memory:
                 data = UserData(inputs_of(self.features, self.content, fit=True))
-        if data.form is Form.ARRAYS and group.size > 1 and not own:
+        if data.form is Form.ARRAYS and group.size > 1 and not has_own_rows:
             return ShardedArrays(data.content, batch_size, group, shuffle=shuffle, seed=seed)
         if data.form is Form.RAW:
             source: Source = RawRowBlocks(self.features, self.content, batch_size or RAW_BATCH_SIZE, shuffle, seed)
@@ -166,7 +166,7 @@ class UserData:
             source = data.source(batch_size, shuffle=shuffle, seed=seed)
         if group.size == 1:
             return source
-        return DividedSource(source, group, hooks) if own else EveryNth(source, group)
+        return DividedSource(source, group, hooks) if has_own_rows else EveryNth(source, group)
 
     def inference_source(self, group: Group, *, sharded: bool | None, **options: Any) -> Source:
         """Return the source of this process's batches for evaluation or prediction.
@@ -175,7 +175,7 @@ class UserData:
         `source`.
         """
         source = self.source(fitting=True, **options)
-        return source if group.size == 1 or self.is_own(sharded) else EveryNth(source, group)
+        return source if group.size == 1 or self.has_own_rows(sharded) else EveryNth(source, group)
 
     def source(
         self,
@@ -204,7 +204,7 @@ class UserData:
         if self.takes_batch_size:
             return ArraySource(arrays, batch_size, shuffle=shuffle, seed=seed, fitting=fitting)
         if self.form is Form.STREAM:
-            raise self._refused()
+            raise self._unknown_kind()
         if batch_size is not None:
             kinds = tuple | list | dict
             hint = "; columns are given as a tuple or dict of NumPy arrays" if isinstance(self.content, kinds) else ""
@@ -231,7 +231,7 @@ class UserData:
                 "stream: received arrays; make a stream of them, as trainer.streams.ReplayStream({'x': x, 'label': "
                 "y}), or use fit"
             )
-        _check_is_no_stream(self.content)
+        _check_not_a_stream(self.content)
         return IterableStream(self.content)
 
     @property
@@ -247,9 +247,9 @@ def named_sets(data: Any, features: Features | None) -> dict[str, UserData]:
     """Return validation sets by name; a single one has an empty name."""
     if data is None:
         return {}
-    declared = set() if features is None else set(features.schema.fields)
-    named = isinstance(data, Mapping) and bool(data) and declared.isdisjoint(data)
-    if not named or any(_is_column(part) and (features is None or not is_raw(part)) for part in data.values()):
+    fields = set() if features is None else set(features.schema.fields)
+    is_named = isinstance(data, Mapping) and bool(data) and fields.isdisjoint(data)
+    if not is_named or any(_is_column(part) and (features is None or not is_raw(part)) for part in data.values()):
         return {"": UserData(data, features)}
     for name in data:
         if not isinstance(name, str) or not name:
@@ -287,15 +287,15 @@ def _is_list(item: Any) -> bool:
     return isinstance(item, list) and not any(_is_array(part) or isinstance(part, Mapping) for part in item[:1])
 
 
-def _is_part(data: Any) -> bool:
+def _is_shard(data: Any) -> bool:
     """Return whether a pipeline or source reads only one shard of the rows."""
     if not (isinstance(data, Source) or hasattr(data, "create_tuple_iterator")):
         return False
-    parts = [getattr(own, "num_shards", None) or 1 for own in (data, getattr(data, "sampler", None))]
-    return max(parts) > 1 or any(map(_is_part, getattr(data, "children", [])))
+    parts = [getattr(owner, "num_shards", None) or 1 for owner in (data, getattr(data, "sampler", None))]
+    return max(parts) > 1 or any(map(_is_shard, getattr(data, "children", [])))
 
 
-def _check_is_no_stream(data: Any) -> None:
+def _check_not_a_stream(data: Any) -> None:
     if hasattr(data, "poll"):
         raise ConfigurationError(
             f"stream: {type(data).__name__} has a poll method but is not a trainer.streams.Stream; derive it from that "

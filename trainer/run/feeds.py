@@ -144,9 +144,9 @@ def training_feed(
         filling.restart()
     transform: ChunkTransform | None = trainer.tables
     if trainer.tables is not None and trainer.group.size > 1:
-        from ..data.table_feed import OwnTables
+        from ..data.table_feed import DividedTables
 
-        transform = OwnTables(trainer.tables, trainer.group)
+        transform = DividedTables(trainer.tables, trainer.group)
     return Feed(source, dataclasses.replace(feed_options, filling=filling, transform=lambda: transform))
 
 
@@ -181,7 +181,7 @@ def inference_source(
     """
     seed = trainer.order_seed
     source = data.inference_source(trainer.group, sharded=sharded, batch_size=batch_size, seed=seed, **raw)
-    check_data(trainer.group, source, own=data.is_own(sharded))
+    check_data(trainer.group, source, own=data.has_own_rows(sharded))
     return source
 
 
@@ -231,7 +231,7 @@ def _inference_feed(
         arguments=arguments,
         list_types=trainer.builder.list_types,
         order=column_order(trainer, source, network, labels, labels_needed=labels_needed),
-        transform=lambda: None if trainer.tables is None else trainer.tables.reading,
+        transform=lambda: None if trainer.tables is None else trainer.tables.reader,
     )
     return Feed(source, options)
 
@@ -256,7 +256,7 @@ def column_order(
         groups[trainer.features.group] = None
     takes = math.inf if most is None else most + labels
     groups.pop(trainer.builder.loss_columns.weight or "", None)
-    return ColumnOrder(takes, names, tuple(groups), inputs, labels_needed=labels_needed) or None
+    return ColumnOrder(takes, names, tuple(groups), inputs, requires_labels=labels_needed) or None
 
 
 def find_tables(trainer: TrainedNetwork, source: Source, options: FeedOptions) -> None:

@@ -128,7 +128,7 @@ def predict(
             _check_keep(given)
         raw = {"labelled": False, "kept": kept, "set_aside": set_aside}
         source = inference_source(trainer, given, batch_size, sharded, **raw)
-        predictions = _predict(trainer, source, stream, output, own=given.is_own(sharded))
+        predictions = _predict(trainer, source, stream, output, own=given.has_own_rows(sharded))
     if kept is None:
         return predictions
     return (kept.with_predictions(part) for part in predictions) if stream else kept.with_predictions(predictions)

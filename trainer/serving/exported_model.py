@@ -16,7 +16,7 @@ from ..checkpoint import durable, strict_json
 from ..checkpoint.manifest import FolderWriter
 from ..checks import require, whole
 from ..data.chunk import InputBatch
-from ..data.ragged import base_of
+from ..data.ragged import column_of
 from ..embedding.planning.layout import FieldMap
 from ..embedding.tables.hashing import ids_of_rows, to_ids
 from ..embedding.tables.spec import DEFAULT_ROW
@@ -214,7 +214,7 @@ def _comparison_batch(example: InputBatch, graph: ServedGraph, fields: FieldMap)
         lists |= spec.arrays(name, ragged, spec.capacity(graph.batch))
     columns = []
     for index, (name, zeros) in enumerate(zip(example.names, blank, strict=True)):
-        if base_of(name) in example.ragged:
+        if column_of(name) in example.ragged:
             columns.append(_to_numeric(lists[name]).astype(zeros.dtype, copy=False))
             continue
         rows = _to_numeric(example.columns[index])
@@ -267,9 +267,9 @@ def _described_inputs(
         tables = table_of_each_element(fields, index, column, sparse_tables)
         entry: dict[str, Any] = {"name": name, "shape": [None, *column.shape[1:]], "tables": tables}
         entry["dtype"] = "int32" if tables is not None else column.dtype.name
-        if base_of(name) in graph.ragged:
-            spec = graph.ragged[base_of(name)]
-            entry["ragged"] = {"column": base_of(name), "padding": spec.padding, "length": len(column)}
+        if column_of(name) in graph.ragged:
+            spec = graph.ragged[column_of(name)]
+            entry["ragged"] = {"column": column_of(name), "padding": spec.padding, "length": len(column)}
         described.append(entry)
     return described
 

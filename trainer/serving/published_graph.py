@@ -15,7 +15,7 @@ import numpy as np
 from ..checkpoint import durable, strict_json
 from ..checkpoint.manifest import FolderWriter
 from ..data.chunk import InputBatch
-from ..data.ragged import Ragged, base_of
+from ..data.ragged import Ragged, column_of
 from ..errors import ConfigurationError
 from ..features.feature import Kind
 from ..features.features import Features
@@ -106,7 +106,7 @@ def trained_batch(trainer: Trainer) -> InputBatch:
     chunk = trainer.state.outputs.chunk
     names = chunk.names[: len(chunk.names) - trainer.label_count]
     if trainer.features is not None:  # drop the group and loss weights that follow the inputs
-        names = tuple(name for name in names if base_of(name) in trainer.features.inputs)
+        names = tuple(name for name in names if column_of(name) in trainer.features.inputs)
     columns = tuple(array[0] if chunk.stacked else array for array in chunk.arrays[: len(names)])
     return InputBatch(names, columns, trainer.run.feed.ragged_inputs)
 

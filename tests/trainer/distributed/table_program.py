@@ -228,7 +228,7 @@ def main(folder):
     trainer, one = train(folder, group, "rules", whole, callbacks=[snapshots], **options)
     found["rules/val_loss"] = np.array(trainer.history.history["val_loss"])
     found |= one
-    found["rules/deltas"] = np.array(trainer.tables.delta_policy._deltas)
+    found["rules/deltas"] = np.array(trainer.tables.delta_policy._delta_count)
     # Its programs are compiled: they go on with a stream, whose last batch falls to one process; the other takes part
     # with made-up rows.
     stream = ReplayStream({name: column[:496] for name, column in data.items()})

@@ -45,22 +45,22 @@ class BlockSource(Source):
         raise NotImplementedError
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
-        wanted = list(self._wanted(epoch, start * self.batch_size))
-        parts = self._read_ahead(wanted) if self.ahead else (self._chosen(*part) for part in wanted)
+        plan = list(self._plan(epoch, start * self.batch_size))
+        parts = self._read_ahead(plan) if self.ahead else (self._read_rows(*part) for part in plan)
         yield from rebatched(parts, self.batch_size)
 
-    def _wanted(self, epoch: int, skip: int) -> Iterator[tuple[list[int], np.ndarray]]:
+    def _plan(self, epoch: int, skip: int) -> Iterator[tuple[list[int], np.ndarray]]:
         """Yield (block numbers, indexes of their rows in the order of delivery)."""
         rng = np.random.default_rng([self.seed, epoch])
         order = rng.permutation(len(self.block_rows)) if self.shuffle else np.arange(len(self.block_rows))
-        for blocks in self._joined(order.tolist()):
+        for blocks in self._grouped(order.tolist()):
             count = sum(self.block_rows[number] for number in blocks)
-            chosen = rng.permutation(count) if self.shuffle else np.arange(count)
+            rows = rng.permutation(count) if self.shuffle else np.arange(count)
             if skip < count:
-                yield blocks, chosen[skip:]
+                yield blocks, rows[skip:]
             skip = max(0, skip - count)
 
-    def _joined(self, order: Sequence[int]) -> Iterator[list[int]]:
+    def _grouped(self, order: Sequence[int]) -> Iterator[list[int]]:
         """Yield lists of blocks whose rows are shuffled together."""
         blocks: list[int] = []
         rows = 0
@@ -73,16 +73,16 @@ class BlockSource(Source):
         if blocks:
             yield blocks
 
-    def _chosen(self, blocks: Sequence[int], chosen: np.ndarray) -> Columns:
-        return tuple([column[chosen] for column in self.read(blocks)])
+    def _read_rows(self, blocks: Sequence[int], rows: np.ndarray) -> Columns:
+        return tuple([column[rows] for column in self.read(blocks)])
 
-    def _read_ahead(self, wanted: Sequence[tuple[list[int], np.ndarray]]) -> Iterator[Columns]:
+    def _read_ahead(self, plan: Sequence[tuple[list[int], np.ndarray]]) -> Iterator[Columns]:
         pool = ThreadPoolExecutor(1, thread_name_prefix="blocks")
         try:
-            coming: Future[Columns] | None = None
-            for number in range(len(wanted)):
-                columns = self._chosen(*wanted[number]) if coming is None else coming.result()
-                coming = pool.submit(self._chosen, *wanted[number + 1]) if number + 1 < len(wanted) else None
+            future: Future[Columns] | None = None
+            for number in range(len(plan)):
+                columns = self._read_rows(*plan[number]) if future is None else future.result()
+                future = pool.submit(self._read_rows, *plan[number + 1]) if number + 1 < len(plan) else None
                 yield columns
                 del columns
         finally:

@@ -44,12 +44,12 @@ class DrawnNegatives(dict[str, Any]):
     ) -> None:
         super().__init__(columns)
         self._name, self._items, self._count, self._seed = name, items, count, seed
-        users, self._of_user = np.unique(columns[user], return_inverse=True)
-        self._chosen = np.unique(self._of_user * len(items) + np.searchsorted(items, columns[item]))
-        most = np.bincount(self._chosen // len(items))
-        if most.max() == len(items):
+        users, self._user_index = np.unique(columns[user], return_inverse=True)
+        self._chosen = np.unique(self._user_index * len(items) + np.searchsorted(items, columns[item]))
+        counts = np.bincount(self._chosen // len(items))
+        if counts.max() == len(items):
             raise DataError(
-                f"interactions(negatives=...): {user} {users[np.argmax(most)].item()!r} has chosen all {len(items)} "
+                f"interactions(negatives=...): {user} {users[np.argmax(counts)].item()!r} has chosen all {len(items)} "
                 "items, so there is none to draw"
             )
         self.update(self.of_epoch(0))
@@ -57,14 +57,14 @@ class DrawnNegatives(dict[str, Any]):
     def of_epoch(self, epoch: int) -> dict[str, Any]:
         """Return the columns by name, with the negatives of an epoch."""
         random = np.random.default_rng([self._seed, epoch])
-        drawn = random.integers(0, len(self._items), (len(self._of_user), self._count))
-        rows, places = np.indices(drawn.shape).reshape(2, -1)
+        drawn = random.integers(0, len(self._items), (len(self._user_index), self._count))
+        rows, slots = np.indices(drawn.shape).reshape(2, -1)
         while len(rows):
-            pairs = self._of_user[rows] * len(self._items) + drawn[rows, places]
-            at = np.minimum(np.searchsorted(self._chosen, pairs), len(self._chosen) - 1)
-            again = self._chosen[at] == pairs
-            rows, places = rows[again], places[again]
-            drawn[rows, places] = random.integers(0, len(self._items), len(rows))
+            pairs = self._user_index[rows] * len(self._items) + drawn[rows, slots]
+            nearest = np.minimum(np.searchsorted(self._chosen, pairs), len(self._chosen) - 1)
+            is_chosen = self._chosen[nearest] == pairs
+            rows, slots = rows[is_chosen], slots[is_chosen]
+            drawn[rows, slots] = random.integers(0, len(self._items), len(rows))
         return {**self, self._name: self._items[drawn]}
 
 
@@ -134,46 +134,46 @@ def interactions(
             "'leave_one_out' or 'time'"
         )
     columns = _columns(rows, [user, item] + ([time] if time else []), time)
-    columns = _core(columns, user, item, least_of_user, least_of_item)
+    columns = _k_core(columns, user, item, least_of_user, least_of_item)
     if not len(columns[user]):
         raise DataError(f"interactions: no rows left with {least_of_user} per user and {least_of_item} per item")
-    people = np.unique(columns[user], return_inverse=True)[1]
-    when = columns[time] if time else np.arange(len(people))
-    order = np.lexsort((when, people))
+    user_index = np.unique(columns[user], return_inverse=True)[1]
+    times = columns[time] if time else np.arange(len(user_index))
+    order = np.lexsort((times, user_index))
     if by == "random":
-        drawn = np.random.default_rng(seed).random(len(people))
-        order = np.lexsort((drawn, people))
-    starts = np.append(np.flatnonzero(np.diff(people[order], prepend=-1)), len(order))
+        random_order = np.random.default_rng(seed).random(len(user_index))
+        order = np.lexsort((random_order, user_index))
+    starts = np.append(np.flatnonzero(np.diff(user_index[order], prepend=-1)), len(order))
     parts = np.zeros(len(order), np.int8)  # part of each row in `order`, as an index of `PARTS`
     if by == "time":
-        newest = np.argsort(np.argsort(when, kind="stable"), kind="stable")[order]
+        newest = np.argsort(np.argsort(times, kind="stable"), kind="stable")[order]
         cuts = np.round(np.cumsum(shares)[:2] * len(order))
         parts = (newest[:, None] >= cuts).sum(axis=1)
     else:
         for first, last in pairwise(starts):
-            valid, test = (1, 1) if by == "leave_one_out" else _of_user(last - first, shares)
+            valid, test = (1, 1) if by == "leave_one_out" else _held_out_counts(last - first, shares)
             if by == "leave_one_out" and last - first < 3:
                 continue
             parts[last - test - valid : last - test], parts[last - test : last] = 1, 2
-    chosen = np.flatnonzero(parts == PARTS.index(part))
+    selected = np.flatnonzero(parts == PARTS.index(part))
     if history is None:
-        found = {name: column[np.sort(order[chosen])] for name, column in columns.items()}
+        selected_columns = {name: column[np.sort(order[selected])] for name, column in columns.items()}
         if not negatives:
-            return found
-        return DrawnNegatives(found, user, item, "negatives", np.unique(columns[item]), negatives, seed)
-    first_of = np.repeat(starts[:-1], np.diff(starts))
+            return selected_columns
+        return DrawnNegatives(selected_columns, user, item, "negatives", np.unique(columns[item]), negatives, seed)
+    first_rows = np.repeat(starts[:-1], np.diff(starts))
     if part == "train":  # keep each user's last row, and every `length`-th one before it
-        last_of = np.full(len(starts) - 1, -1)
-        np.maximum.at(last_of, people[order][chosen], chosen)
-        back = last_of[people[order][chosen]] - chosen
-        chosen = chosen[back % length == 0]
-    chosen = chosen[chosen > first_of[chosen]] if part == "train" else chosen
+        last_rows = np.full(len(starts) - 1, -1)
+        np.maximum.at(last_rows, user_index[order][selected], selected)
+        distance = last_rows[user_index[order][selected]] - selected
+        selected = selected[distance % length == 0]
+    selected = selected[selected > first_rows[selected]] if part == "train" else selected
     items = columns[item][order]
-    found = {name: column[order[chosen]] for name, column in columns.items()}
-    return {**found, history: [items[max(first_of[at], at - length) : at] for at in chosen]}
+    selected_columns = {name: column[order[selected]] for name, column in columns.items()}
+    return {**selected_columns, history: [items[max(first_rows[row], row - length) : row] for row in selected]}
 
 
-def _of_user(rows: int, shares: Sequence[float]) -> tuple[int, int]:
+def _held_out_counts(rows: int, shares: Sequence[float]) -> tuple[int, int]:
     counts = [int(share * rows) for share in shares[1:]]
     left = rows - sum(counts)
     for index in (1, 0):
@@ -185,10 +185,10 @@ def _of_user(rows: int, shares: Sequence[float]) -> tuple[int, int]:
 def _columns(rows: Any, names: Sequence[str], time: str | None) -> dict[str, np.ndarray]:
     if isinstance(rows, str | Path):
         path = local_files(rows)
-        there = names_of_file(path, CsvFormat()) or names
-        typed = {name: Column(np.str_, default="", coerce=True) for name in there}
-        typed |= {name: Column(np.str_ if name != time else np.float64, coerce=True) for name in names if name in typed}
-        rows = read_table(path, Schema(typed), "the interactions")
+        file_columns = names_of_file(path, CsvFormat()) or names
+        types = {name: Column(np.str_, default="", coerce=True) for name in file_columns}
+        types |= {name: Column(np.str_ if name != time else np.float64, coerce=True) for name in names if name in types}
+        rows = read_table(path, Schema(types), "the interactions")
     elif is_frame(rows):
         rows = columns_of(rows)
     if not isinstance(rows, Mapping):
@@ -207,12 +207,12 @@ def _columns(rows: Any, names: Sequence[str], time: str | None) -> dict[str, np.
     return columns
 
 
-def _core(columns: dict[str, np.ndarray], user: str, item: str, least_user: int, least_item: int) -> dict[str, Any]:
+def _k_core(columns: dict[str, np.ndarray], user: str, item: str, least_user: int, least_item: int) -> dict[str, Any]:
     while len(columns[user]):
         kept = np.ones(len(columns[user]), bool)
         for name, least in ((user, least_user), (item, least_item)):
-            inverse, counts = np.unique(columns[name], return_inverse=True, return_counts=True)[1:]
-            kept &= counts[inverse] >= least
+            index, counts = np.unique(columns[name], return_inverse=True, return_counts=True)[1:]
+            kept &= counts[index] >= least
         if kept.all():
             break
         columns = {name: column[kept] for name, column in columns.items()}

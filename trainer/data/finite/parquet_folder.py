@@ -83,7 +83,7 @@ class ParquetFolder(BlockSource):
         for group in groups:
             try:
                 tables.append(
-                    _opened(group.path, functools.partial(arrow.row_group, number=group.number, columns=self.names))
+                    _use_file(group.path, functools.partial(arrow.row_group, number=group.number, columns=self.names))
                 )
             except arrow.errors() as error:
                 raise DataError(f"{group.path}, row group {group.number}: {error}") from error
@@ -103,16 +103,16 @@ class ParquetFolder(BlockSource):
             array = array.cast(pa.string())
         if array.null_count:
             raise DataError(f"{self.path}: column {name!r} has {array.null_count:,} missing values; fill them in first")
-        kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-        listed = any(kind(array.type) for kind in kinds)
-        shape = (len(array[0]),) if listed else ()
+        list_checks = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+        is_list = any(kind(array.type) for kind in list_checks)
+        shape = (len(array[0]),) if is_list else ()
         flat = arrow.flat(array, shape)
         if flat is None:
             raise DataError(f"{self.path}: column {name!r} holds lists of different lengths, or lists with gaps")
         return as_array(flat.reshape(len(array), *shape), name)
 
 
-def _opened(path: Path | RemoteFile, use: Callable[[Any], Any]) -> Any:
+def _use_file(path: Path | RemoteFile, use: Callable[[Any], Any]) -> Any:
     """Return the result of `use` on an open Parquet file."""
 
     def attempt() -> Any:
@@ -152,7 +152,7 @@ def _row_groups(path: Path | str, columns: Sequence[str] | None) -> tuple[list[_
     names = None if columns is None else tuple(columns)
     for file in files:
         try:
-            present, rows = _opened(file, lambda parquet: (parquet.schema_arrow.names, arrow.group_rows(parquet)))
+            present, rows = _use_file(file, lambda parquet: (parquet.schema_arrow.names, arrow.group_rows(parquet)))
         except arrow.errors() as error:
             raise DataError(f"{file} is not a Parquet file, or is damaged: {error}") from error
         names = tuple(present) if names is None else names

@@ -32,13 +32,13 @@ class DrawnRows(ArraySource):
         self, features: Features, data: DrawnNegatives, batch_size: int | None, shuffle: bool, seed: int
     ) -> None:
         super().__init__(inputs_of(features, data, fit=True), batch_size, shuffle=shuffle, seed=seed)
-        self._features, self._data, self._drawn = features, data, 0
+        self._features, self._data, self._epoch_drawn = features, data, 0
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
         """Yield the batches of an epoch; see `ArraySource`."""
-        if epoch != self._drawn:
+        if epoch != self._epoch_drawn:
             self._columns = as_columns(inputs_of(self._features, self._data.of_epoch(epoch)), self.names)[0]
-            self._drawn = epoch
+            self._epoch_drawn = epoch
         yield from super().batches(epoch, start, state)
 
 
@@ -73,13 +73,13 @@ class RawRowBlocks(BlockSource):
         self._blocks: list[Block] = []
         bad_rows, absent = BadRowCounter(features.max_bad_share), AbsentColumns(features.schema)
         size = data.shuffled_rows
-        learn = learns_from_next(features)
+        learns = learns_from_next(features)
         with open_files(self._path, features.schema, bad_rows) as stream:
             for position, first, rows in _blocks(stream, min(PART_ROWS, size)):
                 absent.note(rows.columns, rows.good)
                 kept = self._select(rows, first)
                 self._blocks.append(Block(position, first, rows.good, kept.good))
-                if learn and kept.good and (features.statistics or not features.learned.profiled_rows):
+                if learns and kept.good and (features.statistics or not features.learned.profiled_rows):
                     features.learn(kept.columns)
         absent.warn(data)
         self.names, self.set_aside = features.batch_names, bad_rows.report()
@@ -88,7 +88,7 @@ class RawRowBlocks(BlockSource):
         counts = [block.rows for block in self._blocks]
         if not sum(counts):
             raise DataError(f"{data}: no good rows{'' if self.set_aside is None else f': {self.set_aside}'}")
-        if learn:
+        if learns:
             features.finish_learning(sum(counts))
         super().__init__(counts, batch_size, shuffle=shuffle, seed=seed, shuffled_rows=size, ahead=True)
         self.takes_seed = True
@@ -125,14 +125,14 @@ def _blocks(stream: FileStream, size: int, least: int = 1) -> Iterator[tuple[dic
         parts.append(batch.columns)
         count += batch.rows
         if count == size:
-            yield position, first, _joined(parts, count)
+            yield position, first, _join_parts(parts, count)
             first, count, parts = first + count, 0, []
             position = dict(stream.position())
     if count >= least:
-        yield position, first, _joined(parts, count)
+        yield position, first, _join_parts(parts, count)
 
 
-def _joined(parts: Sequence[Any], count: int) -> Rows:
+def _join_parts(parts: Sequence[Any], count: int) -> Rows:
     if len(parts) == 1:
         return Rows(dict(parts[0]), count)
     return Rows({name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, count)

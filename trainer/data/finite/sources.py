@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 INSPECTED_BYTES = 1 << 28  # larger arrays may be memory-mapped, and a search for NaN would read them from disk
 _MAX_ROWS, _MAX_BYTES = 4096, 1 << 20  # limits of the default batch size
-_READ = "read"  # key in a state: batches read since the beginning, for data that continues from epoch to epoch
+_BATCHES_READ = "read"  # key in a state: batches read since the beginning, for data that continues from epoch to epoch
 _MANY_EPOCHS = 1_000_000  # stands for "unlimited": set_init_step refuses -1 and positions past the last epoch
 
 
@@ -89,8 +89,8 @@ class ArraySource(Source):
     def checksums(self) -> dict[str, int]:
         """Return checksums of the first rows and of a random sample of rows."""
         count = min(self.batch_size, self.rows)
-        anywhere = np.random.default_rng(self.rows).integers(0, self.rows, count)
-        batches = {"first batch": self.cut(None, 0, count), "random batch": self.cut(anywhere, 0, count)}
+        random_rows = np.random.default_rng(self.rows).integers(0, self.rows, count)
+        batches = {"first batch": self.cut(None, 0, count), "random batch": self.cut(random_rows, 0, count)}
         return {name: _checksum(columns) for name, columns in batches.items()}
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
@@ -140,22 +140,22 @@ class PipelineSource(Source):
         self.seed = seed
         self._iterator: Any = None
         self._next: tuple[int, int] | None = None
-        self._opened: tuple[int, int, int | None] | None = None  # (seed, first epoch, last epoch) of the iterator
+        self._opened_for: tuple[int, int, int | None] | None = None  # (seed, first epoch, last epoch) of the iterator
         self._read = 0  # batches read from a pipeline of unknown size since its beginning
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
         continues_epochs = self.continues_epochs and self.size is None
-        following = self._next is not None and continues_epochs and (epoch, start) == (self._next[0] + 1, 0)
-        current = self._iterator is not None and self._opened == (self.seed, self.first_epoch, self.last_epoch)
-        if not current or not (self._next == (epoch, start) or following):
-            self._open(epoch, _read_before(state, start) if continues_epochs else start)
+        is_next_epoch = self._next is not None and continues_epochs and (epoch, start) == (self._next[0] + 1, 0)
+        is_open = self._iterator is not None and self._opened_for == (self.seed, self.first_epoch, self.last_epoch)
+        if not is_open or not (self._next == (epoch, start) or is_next_epoch):
+            self._open(epoch, _batches_before(state, start) if continues_epochs else start)
         count = start
         for _ in range(2 if continues_epochs else 1):  # the previous epoch may have ended with the last batch
             for item in self._iterator:
                 count += 1
                 self._read += 1
                 self._next = (epoch, count)
-                yield Item(as_columns(item, self.names)[0], {_READ: self._read} if continues_epochs else None)
+                yield Item(as_columns(item, self.names)[0], {_BATCHES_READ: self._read} if continues_epochs else None)
             if count > start:
                 break
         self._next = (epoch + 1, 0)
@@ -168,7 +168,7 @@ class PipelineSource(Source):
         skipped = start if self.size is None else passes * self.size + start
         if self.size is None and passes and not self.continues_epochs:
             raise DataError(f"the pipeline has no known size, so epoch {epoch} cannot be reached; give it a length")
-        self._opened = self.seed, self.first_epoch, self.last_epoch
+        self._opened_for = self.seed, self.first_epoch, self.last_epoch
         total = _MANY_EPOCHS if self.last_epoch is None else max(self.last_epoch - self.first_epoch, passes + 1)
         with seeded(self.seed):
             try:
@@ -241,14 +241,14 @@ class IterableSource(Source):
         """Yield the batches, each with the state of the data after it, if they have one."""
         continues_epochs = self.continues_epochs and self.one_shot
         next_epoch = self._epoch is not None and (epoch, start) == (self._epoch + 1, 0)
-        following = continues_epochs and not self._ended and next_epoch
-        if self.one_shot and self._epoch is not None and not following:
-            raise _used_up(epoch)
+        is_next_epoch = continues_epochs and not self._ended and next_epoch
+        if self.one_shot and self._epoch is not None and not is_next_epoch:
+            raise _used_up_error(epoch)
         self._epoch = epoch
         if hasattr(self.data, "set_epoch"):
             self.data.set_epoch(epoch)
-        skip = 0 if following else self._sought(epoch, start, state, continues_epochs)
-        counts = continues_epochs or (isinstance(state, dict) and _READ in state)
+        skip = 0 if is_next_epoch else self._seek(epoch, start, state, continues_epochs)
+        counts_batches = continues_epochs or (isinstance(state, dict) and _BATCHES_READ in state)
         peeked, self._peeked = self._peeked, []
         number = 0
         for number, item in enumerate(chain(peeked, self.data() if self._is_factory else self.data), 1):
@@ -256,16 +256,16 @@ class IterableSource(Source):
             if number <= skip:
                 continue
             columns, self.names = as_columns(item, self.names)
-            yield Item(columns, self._state(counts and self.one_shot))
+            yield Item(columns, self._state(counts_batches and self.one_shot))
         self._ended = True
         if continues_epochs and number <= skip and epoch:
-            raise _used_up(epoch)
+            raise _used_up_error(epoch)
 
-    def _sought(self, epoch: int, start: int, state: Any, continues_epochs: bool) -> int:
+    def _seek(self, epoch: int, start: int, state: Any, continues_epochs: bool) -> int:
         """Restore the state of the data if they have one; return how many batches to skip."""
         skip = start
         if self.one_shot and not self._stateful:  # an earlier run may have advanced it
-            skip = _read_before(state, start)
+            skip = _batches_before(state, start)
         elif (start or continues_epochs) and state is not None and self._stateful:
             self.data.load_state_dict(state)
             return 0
@@ -282,14 +282,14 @@ class IterableSource(Source):
     def _state(self, counts: bool) -> Any:
         if self._stateful:
             return self.data.state_dict()
-        return {_READ: self._read} if counts else None
+        return {_BATCHES_READ: self._read} if counts else None
 
 
-def _read_before(state: Any, start: int) -> int:
-    return state[_READ] if isinstance(state, dict) and _READ in state else start
+def _batches_before(state: Any, start: int) -> int:
+    return state[_BATCHES_READ] if isinstance(state, dict) and _BATCHES_READ in state else start
 
 
-def _used_up(epoch: int) -> DataError:
+def _used_up_error(epoch: int) -> DataError:
     return DataError(
         f"epoch {epoch}: the generator is used up after one pass; pass a function that returns a fresh "
         "generator, a list, or an object with __iter__"

@@ -16,7 +16,7 @@ from ...streams.batch import far_ahead
 from ...streams.dead_letter import BadRow
 from ..as_columns import Columns, as_array, check_task_labels, non_finite_rows
 from ..position import Position
-from ..ragged import ListTypes, Ragged, given_names
+from ..ragged import ListTypes, Ragged, data_arguments
 from ..source import Item, Source, WrappedSource
 
 logger = logging.getLogger(__name__)
@@ -216,7 +216,7 @@ class StreamSource(Source):
         for name in (*self.extras, *named):
             if name not in columns:
                 raise DataError(f"the stream has no column {name!r}; it has {available}{did_you_mean(name, available)}")
-        inputs = given_names(self.inputs, columns)
+        inputs = data_arguments(self.inputs, columns)
         chosen = inputs if set(inputs) <= set(available) else ()
         others = [name for name in available if name not in (*chosen, self.weight, self.event_time)]
         if not self.labelled:

@@ -214,14 +214,14 @@ def _network_problems(config: ExperimentConfig, stream: ObjectSpec, schema: Any)
     from mindspore import nn
 
     from ...data.column_checks import arguments_of
-    from ...data.ragged import given_names
+    from ...data.ragged import data_arguments
 
     network = _target(config.network)
     if not (isinstance(network, type) and issubclass(network, nn.Cell)):
         return []
     required, _, arguments = arguments_of(network)
     columns = list(schema.columns)
-    required_names = given_names(arguments[:required], columns)
+    required_names = data_arguments(arguments[:required], columns)
     missing = [name for name in required_names if name not in columns]
     input_columns = [name for name in columns if name not in (schema.label, schema.event_time)]
     if not missing or (len(missing) == len(required_names) and len(input_columns) >= len(required_names)):
