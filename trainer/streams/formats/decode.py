@@ -53,13 +53,15 @@ def json_loader() -> Callable[[bytes], Any]:
 
 
 _DIGITS = bytes(ord("0") if chr(b).isdigit() else b if b == ord(".") else ord(" ") for b in range(128)) + b" " * 128
-_LONG_NUMBER = b"0" * 19  # digits of the shortest integer that orjson reads as a float
+_LONG = b"0" * 19  # digits of the shortest integer that orjson reads as a float
 
 
 def has_long_number(payload: bytes) -> bool:
     """Return whether JSON may hold an integer that orjson would round."""
     digits = payload.translate(_DIGITS)
-    return _LONG_NUMBER in digits and _LONG_NUMBER in digits.replace(b"." + _LONG_NUMBER, b".")  # a fraction may have as many digits
+    return _LONG in digits and _LONG in digits.replace(
+        b"." + _LONG, b"."
+    )  # a fraction may have as many digits
 
 
 _parse_value = json.JSONDecoder().raw_decode
