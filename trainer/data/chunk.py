@@ -44,8 +44,8 @@ class Chunk:
     signature: tuple[Any, ...] = ()  # shapes and dtypes of the tensors
     sparse: Any = None  # working sets of sparse tables, or None
     is_padded: bool = False  # whether rows were padded; the last tensor before those of the tables then has row weights
-    exchange_seconds: float = 0.0  # seconds spent in exchanges between processes while preparing ahead
-    error: DataError | None = None  # error of the preparation; all processes have it at the same chunk
+    exchange_seconds: float = 0.0  # time of exchanges between processes while preparing ahead
+    error: DataError | None = None  # error of the preparation, at the same chunk on all processes
 
     @property
     def nbytes(self) -> int:
@@ -128,8 +128,8 @@ class FeedOptions:
     # Index of the column whose first axis gives the number of rows if columns differ in length (a graph's adjacency,
     # features and labels). A scalar counts as one row.
     rows_column: int = 0
-    # Called with the number of rows of each batch, in order. Returns the number of rows to pad the batch to with copies
-    # of its last row, or None. `Chunk.num_samples` does not count the copies.
+    # Called with the number of rows of each batch, in order. Returns the number of rows to which the batch is padded with
+    # copies of its last row, or None. `Chunk.num_samples` does not count the copies.
     padded_size: Callable[[int], int | None] | None = None
     has_weights: bool = False  # whether the last column of a batch holds row weights
     row_weights: bool = False  # whether padded batches carry row weights in their last column

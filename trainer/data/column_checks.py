@@ -216,7 +216,7 @@ class BatchConversion:
         if self._options.columns is not None:
             columns, item_form = columns[: self._options.columns], item_form[: self._options.columns]
         if self._source.reuses_buffers:
-            # the batch waits in a group while the source reads the next one into the same memory
+            # The batch waits in a group while the source reads the next one into the same memory.
             columns = tuple(np.array(column) for column in columns)
         unchanged = columns is item.columns and extras is item.extras and self._options.inspect is None
         self._unchanged = form if unchanged else None

@@ -42,7 +42,7 @@ class TableReader(ChunkTransform):
         return (*columns, *plan.inputs), plan
 
     def join_exchange(self, problem: str = "") -> None:
-        """Join the other processes' reads unless `prepare` has run since the last call."""
+        """Join the other processes' reads, unless `prepare` did since the last call."""
         has_joined, self._took_part = self._took_part, False
         if not has_joined:
             self.tables.planner.join_exchange(problem)

@@ -102,7 +102,7 @@ class DataWait:
 
         The wait counts as over before the exception is raised, no matter which line the signal interrupted.
         """
-        # if the lock is taken, `__exit__` is ending the wait, or a shutdown is under way
+        # If the lock is taken, `__exit__` is ending the wait, or a shutdown has begun.
         if self.active and self.gate.acquire(blocking=False):
             self.active = False
             self.gate.release()

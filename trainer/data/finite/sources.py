@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 INSPECTED_BYTES = 1 << 28  # larger arrays may be memory-mapped, and a search for NaN would read them from disk
 _MAX_ROWS, _MAX_BYTES = 4096, 1 << 20  # limits of the default batch size
 _BATCHES_READ = "read"  # key in a state: batches read since the beginning, for data that continues from epoch to epoch
-_MANY_EPOCHS = 1_000_000  # stands for "unlimited": set_init_step refuses -1 and positions past the last epoch
+_MANY_EPOCHS = 1_000_000  # means "unlimited", because `set_init_step` refuses -1 and positions past the last epoch
 
 
 def _checksum(columns: Columns) -> int:
@@ -37,7 +37,7 @@ def _checksum(columns: Columns) -> int:
 
 
 class ArraySource(Source):
-    """Equally long arrays cut into batches; (seed, epoch) decides the order."""
+    """Arrays of equal length, cut into batches; (seed, epoch) determines the order."""
 
     kind = "ArraySource"
     described: tuple[str, ...] = ("rows", "batch_size", "shuffle", "seed")
@@ -262,7 +262,7 @@ class IterableSource(Source):
             raise _used_up_error(epoch)
 
     def _seek(self, epoch: int, start: int, state: Any, continues_epochs: bool) -> int:
-        """Restore the state of the data if they have one; return how many batches to skip."""
+        """Restore the state of the data, if any; return how many batches to skip."""
         skip = start
         if self.one_shot and not self._stateful:  # an earlier run may have advanced it
             skip = _batches_before(state, start)

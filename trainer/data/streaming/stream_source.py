@@ -130,7 +130,7 @@ class StreamSource(Source):
                     break
                 continue
             read = batch.rows
-            if not read:  # all rows were set aside
+            if not read:  # all rows were bad
                 continue
             self._read_rows += read
             self.last_row_time, idle_reported = time.monotonic(), False
@@ -279,7 +279,7 @@ def _bytes_of(column: Any) -> list[Any]:
 
 
 class BadRowFilter:
-    """Sets aside a stream's rows with NaN or infinity, or times in the far future.
+    """Removes a stream's rows with NaN, infinity or times in the far future.
 
     The stream's `allow_nan` can permit NaN and infinity. Columns that a schema declares are not checked again.
 

@@ -59,9 +59,7 @@ _LONG = b"0" * 19  # digits of the shortest integer that orjson reads as a float
 def has_long_number(payload: bytes) -> bool:
     """Return whether JSON may hold an integer that orjson would round."""
     digits = payload.translate(_DIGITS)
-    return _LONG in digits and _LONG in digits.replace(
-        b"." + _LONG, b"."
-    )  # a fraction may have as many digits
+    return _LONG in digits and _LONG in digits.replace(b"." + _LONG, b".")  # a fraction may have as many digits
 
 
 _parse_value = json.JSONDecoder().raw_decode
@@ -196,8 +194,7 @@ class Decoder:
     def _decode_json_block(self, messages: _MessageRows, numbers: list[int], try_halves: bool) -> tuple[int, str]:
         """Decode messages as a block; if that fails, in two halves or one by one.
 
-        Returns:
-            Number of bytes that were decoded message by message, and the reason.
+        Returns the number of bytes that were decoded message by message, and the reason.
         """
         payloads = [messages.payloads[number] for number in numbers]
         size, reason = sum(map(len, payloads)), ""

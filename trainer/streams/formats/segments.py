@@ -115,12 +115,8 @@ class TextReader:
         self._searched = (address, position)
         return Piece(self.decoder.too_long_record(position - address, head), position) if finished else None
 
-    def _records_end(self, data: bytes, end: int, last: bool) -> int:
-        """Return the end of the last complete record in ``data[:end]``.
-
-        Args:
-            last: whether no data follow.
-        """
+    def _records_end(self, data: bytes, end: int, is_final: bool) -> int:
+        """Return the end of the last complete record in ``data[:end]``."""
         return end
 
     def _block_parser(self) -> BlockParser:
@@ -230,7 +226,7 @@ class CsvReader(TextReader):
     def _block_parser(self) -> BlockParser:
         return text_blocks.csv_parser(self.decoder.schema, self._names, self.format, self.list_delimiter)
 
-    def _records_end(self, data: bytes, end: int, last: bool) -> int:
+    def _records_end(self, data: bytes, end: int, is_final: bool) -> int:
         self._records = None
         if b'"' not in data or text_blocks.all_quoted(data[:end], self._quoted_field):
             return end
@@ -239,7 +235,7 @@ class CsvReader(TextReader):
         while first < len(lines):
             count = self._lines_of_record(lines, first)
             is_short = end - records_end <= _MAX_QUOTED_BYTES and len(lines) - first <= _MAX_QUOTED_LINES
-            if count == 0 and is_short and not last:
+            if count == 0 and is_short and not is_final:
                 break  # wait for the rest of the record
             records.append(b"\n".join(lines[first : first + max(1, count)]))
             first += max(1, count)

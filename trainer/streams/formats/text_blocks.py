@@ -225,14 +225,9 @@ class _Layout:
     def of(
         cls, fields: Mapping[str, Column], names: Sequence[str], lists: set[str], outer: bytes, inner: bytes
     ) -> _Layout:
-        """Create the layout in which the fields `lists` have one cell per value.
+        """Create the layout of a line in which the fields `lists` have one cell per value.
 
-        Args:
-            fields: columns to read, by field name.
-            names: all fields of a line.
-            lists: names of the list fields to divide.
-            outer: delimiter of fields.
-            inner: delimiter of the values in a list.
+        `outer` is the delimiter of fields, and `inner` that of the values in a list.
         """
         cells: dict[str, list[str]] = {}
         types: dict[str, Any] = {}
@@ -294,12 +289,9 @@ def _value_types(value: Any, depth: int) -> set[type]:
 
 
 def _decoded(schema: Schema, values: Mapping[str, Any], rows: int, json: bytes = b"") -> Decoded:
-    """Convert columns of `rows` values to rows.
+    """Convert Arrow arrays, or lists of them with one array per value of a list, to rows.
 
-    Args:
-        values: for each column an Arrow array, a list of Arrow arrays with one value of each list, or a list of Python
-            lists.
-        json: the parsed text if it is JSON, or empty for CSV.
+    `json` is the parsed text if it is JSON, and empty for CSV.
     """
     arrays = {}
     for name, value in values.items():

@@ -312,13 +312,7 @@ class OutcomeBuffer:
     def drop(self, before: float, round_number: int, maximum: int | None = None) -> int:
         """Drop the outcomes before a time, and the oldest ones beyond `maximum`.
 
-        Args:
-            before: event time.
-            round_number: the current round.
-            maximum: largest number of outcomes to keep; None for no limit.
-
-        Returns:
-            How many of the dropped outcomes had matched no impression.
+        Returns how many of the dropped outcomes had matched no impression.
         """
         unmatched = 0
         while self._queue and (self._queue[0][0] < before or (maximum is not None and len(self._queue) > maximum)):
