@@ -128,7 +128,7 @@ class FeedOptions:
     # Index of the column whose first axis gives the number of rows if columns differ in length (a graph's adjacency,
     # features and labels). A scalar counts as one row.
     rows_column: int = 0
-    # Called with the number of rows of each batch, in order. Returns the number of rows to which the batch is padded with
+    # Called with the number of rows of each batch, in order. Returns the size to which the batch is padded with
     # copies of its last row, or None. `Chunk.num_samples` does not count the copies.
     padded_size: Callable[[int], int | None] | None = None
     has_weights: bool = False  # whether the last column of a batch holds row weights
