@@ -44,7 +44,7 @@ class ServedGraph:
         self.batch: int = description["batch"]  # maximum number of rows per call
         ragged = description.get("ragged", {})
         self.ragged = {name: RaggedInput(tuple(suffixes), *rest) for name, (suffixes, *rest) in ragged.items()}
-        self.column_names = data_arguments(description["columns"], self.ragged)  # names of the columns that callers pass
+        self.column_names = data_arguments(description["columns"], self.ragged)  # the columns that callers pass
         self.features = read_features(folder) if description.get("features") else None  # transforms raw rows
         self.classes: tuple[Any, ...] = () if self.features is None else self.features.label_classes
         self.activation: str | None = description.get("activation")  # maps the first output to label units
