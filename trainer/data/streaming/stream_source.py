@@ -164,7 +164,7 @@ class StreamSource(Source):
         return None if self._peeked is None else self._columns(self._peeked)
 
     def _poll(self, max_rows: int) -> Batch | None:
-        """Return the next trainable rows, at most `max_rows`; an empty batch if all are bad."""
+        """Return up to `max_rows` trainable rows; an empty batch if all are bad."""
         batch = self.stream.poll((1 << 30) if self.whole_items else max_rows, POLL_SECONDS)
         if batch is not None and self._transform is not None:
             batch = self._transform(batch)

@@ -289,7 +289,7 @@ def _value_types(value: Any, depth: int) -> set[type]:
 
 
 def _decoded(schema: Schema, values: Mapping[str, Any], rows: int, json: bytes = b"") -> Decoded:
-    """Convert Arrow arrays, or lists of them with one array per value of a list, to rows.
+    """Convert Arrow arrays, or one array per value of a list, to rows.
 
     `json` is the parsed text if it is JSON, and empty for CSV.
     """

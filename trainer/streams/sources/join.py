@@ -117,7 +117,7 @@ class DelayedLabelJoin(BufferedStream):
         self._begin(1, None)
 
     def _begin(self, round_number: int, input_state: dict[str, Any] | None) -> None:
-        """Start a round with empty buffers; `input_state` is that before the round, if known."""
+        """Start a round with empty buffers; `input_state` is the state before it, or None."""
         self._clear()
         self.unmatched_outcomes = 0
         self._counts = dict.fromkeys(_COUNTS, 0)

@@ -141,7 +141,7 @@ class PendingRows:
         return first
 
     def _locate(self, numbers: np.ndarray) -> list[tuple[_ImpressionBlock, np.ndarray, np.ndarray]]:
-        """Return (block, row indexes in it, indexes in `numbers`) for each block of `numbers`."""
+        """Return (block, row indexes, indexes in `numbers`) of each block of `numbers`."""
         block_indices = np.searchsorted([block.first for block in self._blocks], numbers, side="right") - 1
         located = [(self._blocks[c], np.flatnonzero(block_indices == c)) for c in np.unique(block_indices)]
         return [(block, numbers[indices] - block.first, indices) for block, indices in located]
