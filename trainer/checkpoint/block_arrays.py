@@ -24,7 +24,7 @@ class VerifiedFile:
     """An open file whose size and checksum have been verified.
 
     The checksums of its blocks are stored, to verify later reads too. The open file stays readable if its folder is
-    removed. Raises the errors of `manifest.verified`.
+    removed. Raises the errors of `manifest.read_verified`.
     """
 
     def __init__(self, path: Path, size: int, crc: int) -> None:

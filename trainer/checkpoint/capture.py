@@ -73,7 +73,7 @@ def take(content: Content, files: Parts | None = None) -> tuple[dict[str, dict[s
         parts[TABLES] = content.tables.state_dict(own_rows=True)
     groups |= {f"part.{name}": dict(part["arrays"]) for name, part in parts.items() if part["arrays"]}
     if files is not None:
-        groups[files.own(0)] = groups.pop(TABLES_GROUP)
+        groups[files.part_group(0)] = groups.pop(TABLES_GROUP)
     state = {
         **content.state.state_dict(),
         "callbacks": content.callbacks.state_dict(),
@@ -84,7 +84,7 @@ def take(content: Content, files: Parts | None = None) -> tuple[dict[str, dict[s
     return groups, state
 
 
-def fitting_tensors(
+def match_tensors(
     content: Content, groups: Mapping[str, Mapping[str, np.ndarray]], *, strict: bool, weights_only: bool
 ) -> list[tuple[Parameter, np.ndarray]]:
     """Return the pairs (parameter, saved tensor) to assign; change nothing.

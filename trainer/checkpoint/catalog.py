@@ -1,4 +1,4 @@
-"""List, find and prune the snapshots of a root folder; read and set its pointers."""
+"""List, find and prune the snapshots in a folder; read and set its pointers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError, did_you_mean
 from . import durable
-from .manifest import MANIFEST, foreign, problem
+from .manifest import MANIFEST, find_problem, unlisted_files
 from .snapshot import STEP_NAME, Manifest, Snapshot, locate, read
 
 POINTERS = ("last", "best")
@@ -32,7 +32,7 @@ class Entry:
         path: the snapshot's folder.
         sequence: position in the order of writing; -1 if the manifest cannot be read.
         base: name of the snapshot it builds on, or None.
-        problem: reason why it cannot be used, or None.
+        problem: why it cannot be used, or None.
     """
 
     name: str
@@ -61,8 +61,8 @@ def available(root: str | os.PathLike[str]) -> list[Entry]:
         raise CheckpointError(f"cannot list {root}: {error.strerror}; give a folder this user may read") from error
     folders: dict[str, Path] = {}
     for name in names:  # hidden names sort first, so a visible snapshot overrides a replaced one of the same name
-        aside = durable.target_of(root / name)
-        target = aside[0] if aside and aside[1] == "replaced" else name
+        temporary = durable.parse_temporary_name(root / name)
+        target = temporary[0] if temporary and temporary[1] == "replaced" else name
         if STEP_NAME.fullmatch(target):
             folders[target] = root / name
     manifests: dict[str, Manifest] = {}
@@ -70,16 +70,16 @@ def available(root: str | os.PathLike[str]) -> list[Entry]:
     for name, folder in folders.items():
         try:
             manifests[name] = _manifest(folder)
-            problems[name] = problem(folder, manifests[name].files)
+            problems[name] = find_problem(folder, manifests[name].files)
         except CheckpointError as error:
             problems[name] = str(error)
     entries = []
     for name, folder in folders.items():
         manifest = manifests.get(name)
         base = manifest.base.name if manifest and manifest.base else None
-        trouble = problems[name] or _base_problem(folder, name, manifests, problems)
+        reason = problems[name] or _base_problem(folder, name, manifests, problems)
         sequence = manifest.sequence if manifest else -1
-        entries.append(Entry(name, int(name.removeprefix("step_")), folder, sequence, base, trouble))
+        entries.append(Entry(name, int(name.removeprefix("step_")), folder, sequence, base, reason))
     return sorted(entries, key=lambda entry: (entry.sequence, entry.step))
 
 
@@ -89,11 +89,11 @@ def _manifest(folder: Path) -> Manifest:
         status = os.stat(folder / MANIFEST)
     except OSError:
         return Manifest.load(folder)  # raises an error with the reason
-    return _manifest_of(str(folder), (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+    return _load_manifest(str(folder), (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
 
 
 @functools.lru_cache(maxsize=4096)
-def _manifest_of(folder: str, seen: tuple[int, ...]) -> Manifest:
+def _load_manifest(folder: str, seen: tuple[int, ...]) -> Manifest:
     return Manifest.load(Path(folder))
 
 
@@ -138,7 +138,7 @@ def find(path: str | os.PathLike[str]) -> Snapshot:
         if STEP_NAME.fullmatch(path.name) or (path / MANIFEST).exists():
             return _named_snapshot(path)
         for _ in range(3):  # a live writer may replace or prune a listed snapshot
-            if (snapshot := _newest_sound(path)) is not None:
+            if (snapshot := _newest_intact(path)) is not None:
                 return snapshot
     raise CheckpointError(f"the snapshots in {path} change faster than they can be read; is another run writing there?")
 
@@ -157,16 +157,16 @@ def _named_snapshot(path: Path) -> Snapshot:
         raise CheckpointDamagedError(f"snapshot {path} is damaged: {error}{hint}") from error
 
 
-def _newest_sound(root: Path) -> Snapshot | None:
+def _newest_intact(root: Path) -> Snapshot | None:
     """Return the newest intact snapshot, or None if the folder changed meanwhile."""
     if not root.is_dir():
         raise CheckpointNotFoundError(f"there is no folder {root}" if not root.exists() else f"{root} is not a folder")
     entries = available(root)
     if not entries:
-        unfinished = sum(durable.target_of(root / name) is not None for name in os.listdir(root))
+        unfinished = sum(durable.parse_temporary_name(root / name) is not None for name in os.listdir(root))
         detail = f", only {unfinished} unfinished ones" if unfinished else ""
         raise CheckpointNotFoundError(f"folder {root} holds no snapshot{detail}")
-    troubles = []
+    failures = []
     unreadable = [entry for entry in entries if entry.sequence < 0]
     for entry in unreadable + [entry for entry in reversed(entries) if entry.sequence >= 0]:
         try:
@@ -177,16 +177,16 @@ def _newest_sound(root: Path) -> Snapshot | None:
             # Log the text, not the exception: its traceback would keep the snapshot's content in memory for as long as
             # a log handler keeps the record.
             _logger.warning("snapshot %s is skipped: %s", entry.name, str(error))
-            troubles.append(f"{entry.name}: {error}")
-    raise CheckpointDamagedError(f"no snapshot in {root} is sound: " + "; ".join(troubles))
+            failures.append(f"{entry.name}: {error}")
+    raise CheckpointDamagedError(f"no snapshot in {root} is sound: " + "; ".join(failures))
 
 
 def prune(root: str | os.PathLike[str], keep: Collection[str], trust: Collection[str] = ()) -> list[str]:
     """Remove snapshots that are not in `keep`; return the names of the removed ones.
 
     These are never removed: the newest intact snapshot, the targets of ``last`` and ``best``, the bases of snapshots
-    that stay, and folders that may not be snapshots (see `unproven`). If no snapshot is intact, none is removed. Files
-    that interrupted writers left are removed too.
+    that stay, and folders that may not be snapshots (see `why_not_snapshot`). If no snapshot is intact, none is
+    removed. Files that interrupted writers left are removed too.
 
     Args:
         root: folder of snapshots.
@@ -199,22 +199,22 @@ def prune(root: str | os.PathLike[str], keep: Collection[str], trust: Collection
     root = Path(root)
     entries = available(root)
     recover(root)
-    newest = next((entry for entry in reversed(entries) if _is_sound(entry, trust)), None)
+    newest = next((entry for entry in reversed(entries) if _is_intact(entry, trust)), None)
     if newest is None:
         return []
-    wanted = {newest.name, *keep, *(name for pointer in POINTERS if (name := read_pointer(root, pointer)))}
+    kept = {newest.name, *keep, *(name for pointer in POINTERS if (name := read_pointer(root, pointer)))}
     bases = {entry.name: entry.base for entry in entries}
-    for name in list(wanted):
+    for name in list(kept):
         base = bases.get(name)
-        while base is not None and base not in wanted:
-            wanted.add(base)
+        while base is not None and base not in kept:
+            kept.add(base)
             base = bases.get(base)
     removed = []
     for entry in reversed(entries):  # newest first: a base is removed after the snapshots that build on it
-        if entry.name in wanted:
+        if entry.name in kept:
             continue
         try:
-            if (doubt := unproven(entry.path)) is not None:
+            if (doubt := why_not_snapshot(entry.path)) is not None:
                 _logger.warning("%s is not removed: %s", entry.path, doubt)
                 continue
             # Rename it first, so that a killed process leaves no partial snapshot under a valid name.
@@ -229,7 +229,7 @@ def prune(root: str | os.PathLike[str], keep: Collection[str], trust: Collection
     return removed
 
 
-def _is_sound(entry: Entry, trust: Collection[str]) -> bool:
+def _is_intact(entry: Entry, trust: Collection[str]) -> bool:
     if entry.name in trust and not entry.problem:
         return True
     try:
@@ -240,7 +240,7 @@ def _is_sound(entry: Entry, trust: Collection[str]) -> bool:
     return True
 
 
-def unproven(path: Path) -> str | None:
+def why_not_snapshot(path: Path) -> str | None:
     """Return why `path` may not be a snapshot, or None if it certainly is one.
 
     Raises:
@@ -249,25 +249,25 @@ def unproven(path: Path) -> str | None:
     if not stat.S_ISDIR(os.lstat(path).st_mode):
         return "it is not a folder, or it is a link to one"
     try:
-        strangers = foreign(path, Manifest.load(path).files)
+        unlisted = unlisted_files(path, Manifest.load(path).files)
     except CheckpointError as error:
         return str(error)
-    return f"it holds {', '.join(strangers)}, which no snapshot has" if strangers else None
+    return f"it holds {', '.join(unlisted)}, which no snapshot has" if unlisted else None
 
 
-def recover(root: Path, *, alone: bool = False) -> None:
+def recover(root: Path, *, has_lock: bool = False) -> None:
     """Remove the temporary files of dead writers, and undo interrupted replacements.
 
-    Errors are ignored. `alone` says that the caller holds the folder's lock (see `folder_lock`), so all other writers
+    Errors are ignored. With `has_lock`, the caller holds the folder's lock (see `folder_lock`), so all other writers
     are dead.
     """
     for path in root.glob(".*"):
-        aside = durable.target_of(path)
-        if aside is None:
+        temporary = durable.parse_temporary_name(path)
+        if temporary is None:
             continue
-        target, kind = aside
+        target, kind = temporary
         with contextlib.suppress(OSError):
-            if kind != "removed" and not durable.is_stale(path, alone=alone):
+            if kind != "removed" and not durable.is_stale(path, has_lock=has_lock):
                 continue
             if kind == "replaced" and not os.path.lexists(root / target):
                 os.rename(path, root / target)

@@ -1,4 +1,4 @@
-"""Write files durably and atomically, with errors that say what to do.
+"""Write files durably and atomically; error messages give advice.
 
 Functions that write raise OSError if the file system reports an error.
 """
@@ -24,13 +24,13 @@ from ..errors import CheckpointDamagedError, CheckpointError, ConfigurationError
 Buffer = bytes | bytearray | memoryview
 
 BLOCK = 1 << 20
-"""Bytes written and summed at a time; small enough to be still in the cache for the sum."""
+"""Bytes per write and checksum update; a block this small is still in the CPU cache for the checksum."""
 
 FRESH_SECONDS = 60.0
-"""Age below which an unlocked temporary is kept if its writer may still be alive."""
+"""An unlocked temporary file younger than this is kept if its writer may still be alive."""
 
 _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO, errno.EINVAL, errno.ENXIO}
-"""Error numbers of a damaged file or disk; others (permission, no descriptors) do not concern the content."""
+"""Error numbers that mean a damaged file or disk, unlike missing permission or too many open files."""
 
 _DENIED = (errno.EACCES, errno.EPERM)
 _ADVICE = {
@@ -83,7 +83,7 @@ def reading(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{text}; {advice}" if advice else text) from error
 
 
-def resolved(path: str | os.PathLike[str]) -> Path:
+def resolve_path(path: str | os.PathLike[str]) -> Path:
     """Return the absolute path without links, for comparison and display.
 
     Raises:
@@ -143,7 +143,7 @@ def write_file(path: Path, blocks: Iterable[Buffer]) -> tuple[int, int]:
     return size, crc
 
 
-def sum_and_sync(path: Path) -> tuple[int, int]:
+def checksum_and_sync(path: Path) -> tuple[int, int]:
     """Sync an existing file to the disk; return its size and CRC-32."""
     size = crc = 0
     with open(path, "rb", buffering=0) as file:
@@ -193,7 +193,7 @@ def temporary_name(path: Path, kind: str) -> Path:
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.\d{1,10}\.[0-9a-f]{12}\.(tmp|replaced|removed)")
 
 
-def target_of(temporary: Path) -> tuple[str, str] | None:
+def parse_temporary_name(temporary: Path) -> tuple[str, str] | None:
     """Return (final name, kind) of a `temporary_name`; None for any other name."""
     match = _TEMPORARY.fullmatch(temporary.name)
     return (match[1], match[2]) if match else None
@@ -227,10 +227,10 @@ def lock_folder(path: Path, *, shared: bool = False) -> int:
     return descriptor
 
 
-def is_stale(temporary: Path, *, alone: bool = False) -> bool:
+def is_stale(temporary: Path, *, has_lock: bool = False) -> bool:
     """Return whether a temporary file is unlocked, and its writer dead or long idle.
 
-    `alone` says that the caller holds the folder's lock (see `folder_lock`); then every unlocked file is stale.
+    With `has_lock`, the caller holds the folder's lock (see `folder_lock`), so every unlocked file is stale.
     """
     try:
         os.close(lock_folder(temporary))
@@ -238,7 +238,7 @@ def is_stale(temporary: Path, *, alone: bool = False) -> bool:
     except OSError:  # held by a live writer, or just removed
         return False
     host, pid = temporary.name.split(".")[-4:-2]
-    if alone or (host == _host() and not process_alive(int(pid))):
+    if has_lock or (host == _host() and not process_alive(int(pid))):
         return True
     return time.time() - max(changed.st_mtime, changed.st_ctime) > FRESH_SECONDS
 

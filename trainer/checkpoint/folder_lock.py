@@ -63,8 +63,8 @@ class FolderLock:
         os.write(descriptor, json.dumps(record).encode())
         _held.add(self)
         self._released = threading.Event()
-        heartbeat = threading.Thread(target=_beat, args=(descriptor, self._released), name="folder-lock", daemon=True)
-        heartbeat.start()
+        arguments = (descriptor, self._released)
+        threading.Thread(target=_send_heartbeats, args=arguments, name="folder-lock", daemon=True).start()
 
     def _create(self) -> int | None:
         try:
@@ -92,11 +92,11 @@ class FolderLock:
             if record is None and age < _PAUSE * _TRIES / 2:
                 return None  # the file was just created and has no record yet
             try:
-                by_kernel = durable.lock_file(descriptor)
+                kernel_locked = durable.lock_file(descriptor)
             except BlockingIOError:
                 raise self._refusal(record, age) from None
             if self._is_at_path(descriptor):
-                if _lives(record, age, by_kernel):
+                if _may_be_alive(record, age, kernel_locked):
                     raise self._refusal(record, age)
                 self._path.unlink(missing_ok=True)
             return None
@@ -110,13 +110,13 @@ class FolderLock:
             return False
 
     def _refusal(self, record: dict[str, Any] | None, age: float) -> FolderInUseError:
-        who = "another process"
+        holder = "another process"
         if record is not None:
-            who = f"process {record['pid']} on {record['host']}, which took it at {record['since']}"
+            holder = f"process {record['pid']} on {record['host']}, which took it at {record['since']}"
             if record["boot"] != _boot():
-                who += f" (last heard of {age:.0f} s ago; taken for dead after {DEAD_AFTER:.0f} s)"
+                holder += f" (last heard of {age:.0f} s ago; taken for dead after {DEAD_AFTER:.0f} s)"
         return FolderInUseError(
-            f"{self.folder} is being written by {who}; a folder has one writer at a time: wait for it, stop it, or "
+            f"{self.folder} is being written by {holder}; a folder has one writer at a time: wait for it, stop it, or "
             "choose another folder"
         )
 
@@ -172,7 +172,7 @@ def claim(folder: str | os.PathLike[str], what: str) -> FolderLock:
         ConfigurationError: the folder cannot be created or written; the message says why and what to do.
         FolderInUseError: another writer holds the lock; the message names the writer.
     """
-    path = durable.resolved(folder)
+    path = durable.resolve_path(folder)
     lock = FolderLock(path)
     try:
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
@@ -188,12 +188,12 @@ def claim(folder: str | os.PathLike[str], what: str) -> FolderLock:
     return lock
 
 
-def _lives(record: dict[str, Any] | None, age: float, by_kernel: bool) -> bool:
+def _may_be_alive(record: dict[str, Any] | None, age: float, kernel_locked: bool) -> bool:
     """Return whether the holder may be alive although the kernel's lock is free."""
     if record is None:
-        return not by_kernel and age < DEAD_AFTER
-    here = record["boot"] == _boot()
-    if here and (by_kernel or not durable.process_alive(record["pid"])):
+        return not kernel_locked and age < DEAD_AFTER
+    same_boot = record["boot"] == _boot()
+    if same_boot and (kernel_locked or not durable.process_alive(record["pid"])):
         return False
     return age < DEAD_AFTER
 
@@ -214,7 +214,7 @@ def _boot() -> str:
         return socket.gethostname()
 
 
-def _beat(descriptor: int, ended: threading.Event) -> None:
+def _send_heartbeats(descriptor: int, ended: threading.Event) -> None:
     while not ended.wait(HEARTBEAT):
         with contextlib.suppress(OSError):
             os.utime(descriptor)

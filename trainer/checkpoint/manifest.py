@@ -101,46 +101,46 @@ def files_of(body: Mapping[str, Any]) -> FileSums:
     """
     return MappingProxyType(
         {
-            named(FILE_NAME, name): (count(entry["size"]), int(named(_CRC, entry["crc32"]), 16))
+            checked_name(FILE_NAME, name): (checked_count(entry["size"]), int(checked_name(_CRC, entry["crc32"]), 16))
             for name, entry in body["files"].items()
         }
     )
 
 
-def part_of(group: str, rank: int) -> str:
+def part_name(group: str, rank: int) -> str:
     """Return the name of a rank's part of a tensor group."""
     return f"{group}.{rank}"
 
 
-def parts_of(body: Mapping[str, Any], files: FileSums) -> Mapping[str, int]:
+def part_counts(body: Mapping[str, Any], files: FileSums) -> Mapping[str, int]:
     """Return the number of parts of each tensor group written by several processes.
 
     Raises:
         ValueError, TypeError, AttributeError: the entry is malformed, or `files` lacks a part.
     """
-    parts = {str(group): count(number) for group, number in body.get("parts", {}).items()}
+    parts = {str(group): checked_count(number) for group, number in body.get("parts", {}).items()}
     for group, number in parts.items():
-        names = [part_of(group, rank) + TENSOR_SUFFIX for rank in range(min(number, len(files) + 1))]
+        names = [part_name(group, rank) + TENSOR_SUFFIX for rank in range(min(number, len(files) + 1))]
         if not names or not files.keys() >= set(names):
             raise ValueError(f"not all parts of {group!r} are listed")
     return parts
 
 
-def named(pattern: re.Pattern[str], value: Any) -> str:
+def checked_name(pattern: re.Pattern[str], value: Any) -> str:
     """Return `value` if it matches the pattern, which keeps names inside the folder."""
     if not isinstance(value, str) or not pattern.fullmatch(value):
         raise ValueError(f"{value!r} is not accepted as a name")
     return value
 
 
-def text(value: Any) -> str:
+def checked_text(value: Any) -> str:
     """Return `value` if it is a string."""
     if not isinstance(value, str):
         raise ValueError(f"{value!r} is not a string")
     return value
 
 
-def count(value: Any) -> int:
+def checked_count(value: Any) -> int:
     """Return `value` if it is a whole number from 0 to 2**62 - 1."""
     if type(value) is not int or not 0 <= value < 2**62:
         raise ValueError(f"{value!r} is not a count")
@@ -150,7 +150,7 @@ def count(value: Any) -> int:
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
-def problem(folder: Path, files: FileSums) -> str | None:
+def find_problem(folder: Path, files: FileSums) -> str | None:
     """Check that the files exist with their sizes; return the first problem, or None."""
     for name, (size, _) in files.items():
         try:
@@ -160,12 +160,12 @@ def problem(folder: Path, files: FileSums) -> str | None:
     return None
 
 
-def foreign(folder: Path, files: FileSums) -> list[str]:
+def unlisted_files(folder: Path, files: FileSums) -> list[str]:
     """Return the names in a folder that its manifest does not list."""
     return sorted(set(os.listdir(folder)) - set(files) - {MANIFEST})
 
 
-def verified(path: Path, size: int, crc: int) -> memoryview | bytes:
+def read_verified(path: Path, size: int, crc: int) -> memoryview | bytes:
     """Return a copy of a file's content after checking size and checksum.
 
     The checksum is computed on the copy, so the returned bytes are the verified ones. A memory map of the file would
@@ -175,7 +175,7 @@ def verified(path: Path, size: int, crc: int) -> memoryview | bytes:
     if not size:
         return b""
     try:
-        content = _room(size)
+        content = _allocate(size)
     except (OSError, MemoryError) as error:
         raise CheckpointError(f"there is no room for a copy of the {size:,} bytes of {path}: {error}") from error
     seen = end = 0
@@ -203,7 +203,7 @@ def _read_ahead(file: io.FileIO, content: memoryview) -> Iterator[int]:
             at += count
 
 
-def _room(size: int) -> memoryview:
+def _allocate(size: int) -> memoryview:
     """Return a buffer: memory, or a mapped temporary file above `MAX_IN_MEMORY`."""
     if size <= MAX_IN_MEMORY:
         return np.empty(size, np.uint8).data
@@ -249,9 +249,9 @@ class FolderWriter:
 
     def adopt(self, name: str) -> None:
         """Add a file that other code wrote into the folder; sync it to the disk."""
-        self._sums[name] = durable.sum_and_sync(self.path / name)
+        self._sums[name] = durable.checksum_and_sync(self.path / name)
 
-    def enlist(self, name: str, size: int, crc: int) -> None:
+    def add_written(self, name: str, size: int, crc: int) -> None:
         """Add a file that another process wrote and synced to the disk; check its size."""
         check_size(self.path / name, size)
         self._sums[name] = size, crc

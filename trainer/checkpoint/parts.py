@@ -23,7 +23,7 @@ from typing import Any
 from ..distributed.group import Group
 from ..errors import CheckpointError
 from . import durable, tensor_file
-from .manifest import PARTS_VERSION, TENSOR_SUFFIX, FolderWriter, part_of
+from .manifest import PARTS_VERSION, TENSOR_SUFFIX, FolderWriter, part_name
 
 IDLE_SECONDS = 120.0  # a part without progress for this long has failed
 POLL_SECONDS = 0.02
@@ -35,15 +35,15 @@ _logger = logging.getLogger(__name__)
 class Parts:
     """Temporary folder into which all processes write one tensor group."""
 
-    group: str  # name of the tensor group; the tensors of rank r are the group `own(r)`
+    group: str  # name of the tensor group; the tensors of rank r are the group `part_group(r)`
     path: Path  # the folder before it is renamed
     writers: Sequence[tuple[str, int]]  # machine and process id of each rank
     folder: FolderWriter | None  # the writer of the folder on rank 0; None on the others
     what: str = "snapshot"  # "snapshot" or "version", for messages
 
-    def own(self, rank: int) -> str:
+    def part_group(self, rank: int) -> str:
         """Return the name of a rank's part, stored as a tensor group."""
-        return part_of(self.group, rank)
+        return part_name(self.group, rank)
 
     def collect(self) -> dict[str, Any]:
         """Wait for the other parts and list them; return the manifest's entries.
@@ -55,7 +55,7 @@ class Parts:
         for rank in range(1, len(self.writers)):
             part, note = self.files(rank)
             sums = self._read_note(rank, part, note)
-            self.folder.enlist(part.name, sums["size"], sums["crc32"])
+            self.folder.add_written(part.name, sums["size"], sums["crc32"])
         return {"format_version": PARTS_VERSION, "parts": {self.group: len(self.writers)}}
 
     def _read_note(self, rank: int, part: Path, note: Path) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class Parts:
         seen, idle_since = (-1, -1), time.monotonic()
         while True:
             # Check this before the note, because a process may end right after it wrote its note.
-            has_ended = host == _machine() and not durable.process_alive(process)
+            has_ended = host == _host_id() and not durable.process_alive(process)
             if note.exists():
                 found = json.loads(durable.read_bytes(note))
                 break
@@ -85,7 +85,7 @@ class Parts:
 
     def files(self, rank: int) -> tuple[Path, Path]:
         """Return the paths of a rank's part and of its note."""
-        return self.path / (self.own(rank) + TENSOR_SUFFIX), self.path / f"{self.own(rank)}.json"
+        return self.path / (self.part_group(rank) + TENSOR_SUFFIX), self.path / f"{self.part_group(rank)}.json"
 
 
 def open_parts(processes: Group, final: Path, group: str, what: str = "snapshot") -> Parts | None:
@@ -113,23 +113,23 @@ def open_parts(processes: Group, final: Path, group: str, what: str = "snapshot"
         return str(folder.path)
 
     path = Path(processes.from_main(make))
-    found = processes.gather_json([_machine(), os.getpid(), os.access(path, os.W_OK | os.X_OK)])
-    without = [rank for rank, (_, _, may_write) in enumerate(found) if not may_write]
-    if not without:
+    found = processes.gather_json([_host_id(), os.getpid(), os.access(path, os.W_OK | os.X_OK)])
+    cannot_write = [rank for rank, (_, _, may_write) in enumerate(found) if not may_write]
+    if not cannot_write:
         return Parts(group, path, [(host, process) for host, process, _ in found], folder, what)
     if folder is not None:
         folder.close()
         _logger.warning(
             "rank %d cannot write to %s, a folder that rank 0 created: rank 0 collects the rows of all processes "
             "instead, while they wait; keep %ss on a file system that all processes share",
-            without[0],
+            cannot_write[0],
             path,
             what,
         )
     return None
 
 
-def _machine() -> str:
+def _host_id() -> str:
     """Return the host and PID namespace, within which process ids are unique."""
     namespace = Path("/proc/self/ns/pid")
     return f"{socket.gethostname()} {os.readlink(namespace) if namespace.exists() else ''}"

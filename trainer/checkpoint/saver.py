@@ -58,15 +58,15 @@ class Saver:
             ConfigurationError: the folder cannot be created or written.
             FolderInUseError: another run writes there.
         """
-        path = durable.resolved(root)
+        path = durable.resolve_path(root)
         if path not in self._locks:
             self._locks[path] = None  # ranks other than 0 take no lock
-            self._group.from_main(lambda: self._take(path))
+            self._group.from_main(lambda: self._lock_folder(path))
         return path
 
-    def _take(self, path: Path) -> None:
+    def _lock_folder(self, path: Path) -> None:
         self._locks[path] = claim(path, "checkpoint folder")
-        catalog.recover(path, alone=True)
+        catalog.recover(path, has_lock=True)
 
     def save(self, root: Path, *, background: bool = False) -> Path:
         """Write a snapshot to ``root/step_<global_step>`` and return that path.
@@ -74,9 +74,9 @@ class Saver:
         Raises:
             CheckpointError: the snapshot cannot be written; earlier snapshots are unchanged.
         """
-        root = durable.resolved(root)
+        root = durable.resolve_path(root)
         content = self._owner.snapshot_content()
-        with self._sole_writer(root, background, content.state.phase):
+        with self._writer_lock(root, background, content.state.phase):
             return self._save(root, background, content)
 
     def _save(self, root: Path, background: bool, content: Content) -> Path:
@@ -138,10 +138,10 @@ class Saver:
         if policy is not None:
             policy.written(path)
         if not background:
-            self._became_durable(path)
+            self._mark_durable(path)
 
-    def _sole_writer(self, root: Path, background: bool, phase: Phase) -> contextlib.AbstractContextManager[Any]:
-        """Lock `root` until the run ends; outside a run, only for this snapshot."""
+    def _writer_lock(self, root: Path, background: bool, phase: Phase) -> contextlib.AbstractContextManager[Any]:
+        """Lock `root` until the run ends, or outside a run until the snapshot is written."""
         lock = None
         try:
             if phase is not Phase.IDLE:
@@ -184,7 +184,7 @@ class Saver:
         with self._full_tables_after_failure():
             durable = self._writer.check()
         for path in durable:
-            self._became_durable(path)
+            self._mark_durable(path)
 
     def wait(self) -> None:
         """Wait for the background write in flight and report it; a collective call.
@@ -213,7 +213,7 @@ class Saver:
                 if lock is not None:
                     lock.release()
 
-    def _became_durable(self, path: Path) -> None:
+    def _mark_durable(self, path: Path) -> None:
         self.written.add(path.name)
         self.durable_count += 1
         checkpoint.set_pointer(path.parent, "last", path.name)
@@ -234,7 +234,7 @@ class Saver:
         """Remove the snapshots not in `keep`, except those needed to resume."""
         if not self._group.is_main:
             return
-        checkpoint.prune(durable.resolved(root), keep, trust=self.written)
+        checkpoint.prune(durable.resolve_path(root), keep, trust=self.written)
 
     def load(
         self,
@@ -251,17 +251,17 @@ class Saver:
             CheckpointError: there is no intact snapshot, or its content cannot be used; the state is unchanged.
             CheckpointMismatchError: the snapshot belongs to another network.
         """
-        path = durable.resolved(path)
+        path = durable.resolve_path(path)
         content = self._owner.snapshot_content()
         if path.suffix == ".ckpt":
             weights = {capture.MODEL: load_ckpt(path)}
-            capture.assign(capture.fitting_tensors(content, weights, strict=strict, weights_only=True))
+            capture.assign(capture.match_tensors(content, weights, strict=strict, weights_only=True))
             return None
         snapshot = checkpoint.find(snapshots_of(path))
         groups = groups_of(snapshot)
         if averaged and weights_only:
             groups = capture.with_averages(groups, snapshot)
-        tensors = capture.fitting_tensors(content, groups, strict=strict, weights_only=weights_only)
+        tensors = capture.match_tensors(content, groups, strict=strict, weights_only=weights_only)
         if weights_only:
             states = capture.table_states(content, snapshot)
             if states:
@@ -275,8 +275,8 @@ class Saver:
             clear_on_followers(self._group, content.accumulation.gradient_sums, content.parts.values())
             self.newest = snapshot.path
         restarted = cursor is not None and is_restarted() and self._group.is_main
-        level, what = (logging.WARNING, "job restarted, resuming from") if restarted else (logging.INFO, "restored")
-        logger.log(level, "%s %s (step %d)", what, snapshot.path, snapshot.step)
+        level, event = (logging.WARNING, "job restarted, resuming from") if restarted else (logging.INFO, "restored")
+        logger.log(level, "%s %s (step %d)", event, snapshot.path, snapshot.step)
         return snapshot
 
     def resume(self, path: str | Path, cursor: Cursor, folders: Iterable[Path]) -> Snapshot | None:
@@ -285,7 +285,7 @@ class Saver:
         Raises:
             CheckpointError: there is no intact snapshot at `path`.
         """
-        return self._first(path, folders, lambda folder: self.load(folder, cursor=cursor))
+        return self._read_first(path, folders, lambda folder: self.load(folder, cursor=cursor))
 
     def part_to_resume(self, path: str | Path, name: str, folders: Iterable[Path]) -> dict[str, Any] | None:
         """Return the state of a part that `resume` would restore, or None.
@@ -293,17 +293,19 @@ class Saver:
         Raises:
             CheckpointError: there is no intact snapshot at `path`.
         """
-        snapshot = self._first(path, folders, lambda folder: checkpoint.find(snapshots_of(durable.resolved(folder))))
+        snapshot = self._read_first(
+            path, folders, lambda folder: checkpoint.find(snapshots_of(durable.resolve_path(folder)))
+        )
         states = [] if snapshot is None else capture.part_states(snapshot, name)
         return states[-1] if states else None
 
-    def _first(
+    def _read_first(
         self, path: str | Path, folders: Iterable[Path], read: Callable[[str | Path], Snapshot | None]
     ) -> Snapshot | None:
         """Read `path`, or for "auto" the first of `folders` that has a snapshot."""
         if str(path) != "auto":
             return read(path)
-        candidates = dict.fromkeys(map(durable.resolved, folders))
+        candidates = dict.fromkeys(map(durable.resolve_path, folders))
         if not candidates:
             raise ConfigurationError("resume='auto' needs a run folder or a ModelCheckpoint to search")
         reasons = []
@@ -327,7 +329,7 @@ class Saver:
         self._group.wait_for_all()  # no process reads before rank 0 has written
         snapshot = checkpoint.read(self.newest)
         content = self._owner.snapshot_content()
-        tensors = capture.fitting_tensors(content, groups_of(snapshot), strict=True, weights_only=False)
+        tensors = capture.match_tensors(content, groups_of(snapshot), strict=True, weights_only=False)
         states = capture.table_states(content, snapshot)
         if content.tables is not None:
             content.tables.rewind(states)

@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import CheckpointDamagedError, CheckpointError, did_you_mean
 from . import durable, manifest, strict_json, tensor_file
 from .block_arrays import VerifiedFile
-from .manifest import MANIFEST, TENSOR_SUFFIX, FileSums, part_of
+from .manifest import MANIFEST, TENSOR_SUFFIX, FileSums, part_name
 
 STATE = "state.json"
 CONFIG = "config.yaml"
@@ -59,18 +59,18 @@ class Manifest:
             if base is not None:
                 known = base.get("digest")
                 base = Base(
-                    manifest.named(STEP_NAME, base["name"]),
-                    manifest.text(base["id"]),
-                    None if known is None else manifest.text(known),
+                    manifest.checked_name(STEP_NAME, base["name"]),
+                    manifest.checked_text(base["id"]),
+                    None if known is None else manifest.checked_text(known),
                 )
             files = manifest.files_of(body)
             return cls(
-                manifest.count(body["step"]),
-                manifest.count(body["sequence"]),
-                manifest.text(body["id"]),
+                manifest.checked_count(body["step"]),
+                manifest.checked_count(body["sequence"]),
+                manifest.checked_text(body["id"]),
                 base,
                 files,
-                manifest.parts_of(body, files),
+                manifest.part_counts(body, files),
                 manifest.digest(body),
             )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -93,7 +93,7 @@ class Snapshot:
     """
 
     def __init__(self, path: Path, contents: Manifest, base: Snapshot | None) -> None:
-        aside = durable.target_of(path)
+        aside = durable.parse_temporary_name(path)
         self.path, self.name = path, aside[0] if aside else path.name  # the folder is hidden while it is being replaced
         self.step, self.sequence = contents.step, contents.sequence
         self.manifest, self.base = contents, base
@@ -108,13 +108,13 @@ class Snapshot:
             if size >= LARGE_FILE and file.startswith(TABLES_GROUP) and group != file:
                 self._tensors[group] = tensor_file.parse_file(VerifiedFile(path / file, size, crc))
                 continue
-            content = manifest.verified(path / file, size, crc)
+            content = manifest.read_verified(path / file, size, crc)
             if group != file:
                 self._tensors[group] = tensor_file.parse(content, str(path / file))
             elif file in RESERVED:
                 documents[file] = bytes(content)
         for group, number in contents.parts.items():
-            pieces = [self._tensors.pop(part_of(group, rank)) for rank in range(number)]
+            pieces = [self._tensors.pop(part_name(group, rank)) for rank in range(number)]
             try:
                 self._tensors[group] = tensor_file.join(pieces)
             except (ValueError, TypeError) as error:

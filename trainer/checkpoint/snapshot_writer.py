@@ -37,11 +37,11 @@ import numpy as np
 from ..checks import installed, is_whole
 from ..errors import CheckpointError
 from . import durable, strict_json, tensor_file
-from .catalog import Entry, available, delete, recover, unproven
+from .catalog import Entry, available, delete, recover, why_not_snapshot
 from .manifest import FILE_NAME, TENSOR_SUFFIX, FolderWriter
 from .parts import Parts, WriterThread
 from .snapshot import CONFIG, KIND, STATE, STEP_NAME, VERSIONS, Manifest
-from .tensor_file import Frozen
+from .tensor_file import LazyArray
 
 TensorGroups = Mapping[str, Mapping[str, np.ndarray]]
 
@@ -184,13 +184,13 @@ def _install(aside: Path, final: Path, entries: list[Entry]) -> None:
             os.rename(replaced, final)
         raise
     durable.sync_folder(final.parent)
-    if replaced is not None and durable.target_of(replaced):
+    if replaced is not None and durable.parse_temporary_name(replaced):
         delete(replaced)
 
 
 def _move_away(final: Path) -> Path:
     """Move the file or folder at a snapshot's name aside; return its new path."""
-    doubt = unproven(final)
+    doubt = why_not_snapshot(final)
     if doubt is None:
         # A folder cannot replace a non-empty one by renaming. Until the second rename, `locate` and `available` find
         # the old snapshot under its new name, and `recover` moves it back if this process dies.
@@ -284,7 +284,7 @@ class BackgroundWriter:
         for group, arrays in tensors.items():
             copies[group] = dict(arrays)
             for name, value in arrays.items():
-                if isinstance(value, Frozen):  # it does not change; the writing thread computes it
+                if isinstance(value, LazyArray):  # it does not change; the writing thread computes it
                     continue
                 array = np.asarray(value)
                 buffer = self._buffers.get((group, name))

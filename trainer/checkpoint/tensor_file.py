@@ -4,7 +4,7 @@ A file has eight bytes with the length of the header, a JSON header, and the raw
 
 The format is implemented here so that the checksum is computed during the write, arrays are views of the bytes read,
 and malformed files always raise the same exception. The safetensors package is as fast (measured with 128 MB), but it
-copies while reading, needs all tables in memory at once (here `Frozen` arrays are computed one by one), and does not
+copies while reading, needs all tables in memory at once (here `LazyArray` values are computed one by one), and does not
 support bfloat16 for NumPy. It can read and write the same files.
 Format: https://huggingface.co/docs/safetensors/index#format
 """
@@ -65,10 +65,10 @@ def blocks(tensors: Mapping[str, np.ndarray]) -> Iterator[Any]:
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return _emit(len(text).to_bytes(8, "little") + text, [arrays[name] for name in order])
+    return _file_blocks(len(text).to_bytes(8, "little") + text, [arrays[name] for name in order])
 
 
-def _emit(head: bytes, arrays: list[np.ndarray]) -> Iterator[Any]:
+def _file_blocks(head: bytes, arrays: list[np.ndarray]) -> Iterator[Any]:
     yield head
     for array in arrays:
         if array.size:
@@ -150,21 +150,21 @@ def _layout(
     header.pop(_METADATA, None)
     start = 8 + length
     spans = []
-    found: dict[str, tuple[np.dtype, Sequence[int], int, int]] = {}
+    layout: dict[str, tuple[np.dtype, Sequence[int], int, int]] = {}
     for name, entry in header.items():
         try:
-            dtype, shape, begin, end = _checked(entry, total - start)
+            dtype, shape, begin, end = _parse_entry(entry, total - start)
         except ValueError as error:
             raise CheckpointDamagedError(f"{what} is damaged: tensor {name!r} {error}") from None
         spans.append((begin, end))
-        found[name] = dtype, shape, start + begin, start + end
+        layout[name] = dtype, shape, start + begin, start + end
     spans.sort()
     if [begin for begin, _ in spans] + [total - start] != [0] + [end for _, end in spans]:
         raise CheckpointDamagedError(f"{what} is damaged: its tensors overlap or leave gaps")
-    return found
+    return layout
 
 
-def _checked(entry: Any, room: int) -> tuple[np.dtype, list[int], int, int]:
+def _parse_entry(entry: Any, room: int) -> tuple[np.dtype, list[int], int, int]:
     """Return dtype, shape, begin and end of a header entry, or raise ValueError."""
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise ValueError("has no proper entry")
@@ -212,7 +212,7 @@ def join(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return joined
 
 
-class Frozen:
+class LazyArray:
     """An array with fixed content that is computed at the first read, on any thread."""
 
     def __init__(self, make: Callable[[], np.ndarray], dtype: Any) -> None:

@@ -41,7 +41,7 @@ def save_fitted(features: Features, target: Path) -> None:
     Raises:
         ConfigurationError: the folder exists, or cannot be written.
     """
-    path = durable.resolved(target)
+    path = durable.resolve_path(target)
     if path.exists():
         raise ConfigurationError(f"{target} exists; give a folder that does not, or remove it")
     try:

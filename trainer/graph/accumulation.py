@@ -32,7 +32,7 @@ class OpenAccumulation:
         step = self._step
         if step is None:
             return ()
-        return step.gradient_sum[: step.dense] if step.by_owner else step.gradient_sum
+        return step.gradient_sum[: step.dense_count] if step.by_owner else step.gradient_sum
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the gradient sums and saved moving statistics for a snapshot, by name.
@@ -42,7 +42,7 @@ class OpenAccumulation:
         step = self._step
         if step is None:
             return {}
-        return {parameter.name: parameter for parameter in (*step.gradient_sum[: step.dense], *step.saved)}
+        return {parameter.name: parameter for parameter in (*step.gradient_sum[: step.dense_count], *step.saved)}
 
     def clear(self, *, keep_count: bool = False) -> None:
         """Discard the gradients; with `keep_count`, keep the number of micro-batches."""

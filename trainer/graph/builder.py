@@ -1,4 +1,4 @@
-"""Build programs from a trainer's parts and run them on chunks."""
+"""Build the training programs of a trainer, and run them on chunks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .accumulation import OpenAccumulation
 from .averaging import WeightAverage
 from .boost import Boost, share_state, slice_optimizer
 from .custom_step import CustomStep
-from .forward import Forward, WeighedForward
+from .forward import Forward, WeightedForward
 from .graph_call import (
     BatchSizes,
     Call,
@@ -40,12 +40,12 @@ from .graph_call import (
     TrainRunner,
     compile_for,
     inputs_of,
-    runner,
+    make_runner,
 )
 from .inference_programs import InferencePrograms
-from .labels import CLASSES, ClassRange
+from .labels import CLASSES, ClassRangeCheck
 from .multi_task import MultiTaskLoss
-from .padded_programs import PaddedPrograms, modes_put_back
+from .padded_programs import PaddedPrograms, preserve_modes
 from .program import StepOptions, TrainStep
 from .roles import LossColumns
 
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, repr=False)
 class StepBuilder:
-    """Build and cache one trainer's training programs; `inference` has the others."""
+    """Builds and caches one trainer's training programs; `inference` has the others."""
 
     network: nn.Cell  # already converted to its precision
     loss_fn: nn.Cell | None
@@ -81,28 +81,30 @@ class StepBuilder:
         network, loss_fn = self.network, self.loss_fn
         release_with_owner(self, self._cells)
         # Context in which steps are created. A gradient function created in graph mode would compile its arguments.
-        self.making: Callable[[], Any] = contextlib.nullcontext if self.compiled else eager_mode
+        self.creation_context: Callable[[], Any] = contextlib.nullcontext if self.compiled else eager_mode
         limit_for_convolutions(network)
-        several = isinstance(loss_fn, MultiTaskLoss)
+        is_multi_task = isinstance(loss_fn, MultiTaskLoss)
         columns = self.loss_columns
         self.label_count = columns.count
-        if columns.weighs:
-            self.forward: Forward = WeighedForward(
-                network, loss_fn, columns.rows_loss, labels=columns.count, kind=columns.kind, cast=self.cast
+        if columns.applies_weight:
+            self.forward: Forward = WeightedForward(
+                network, loss_fn, columns.weighted_loss, labels=columns.count, kind=columns.kind, cast=self.cast
             )
         else:
             self.forward = Forward(network, loss_fn, labels=columns.count, cast=self.cast)
         self.list_types = ListTypes(lambda: np.int64 if reads_ids(network) else np.float32)
         self.inference = InferencePrograms(self, eval_network)
         self.padded = PaddedPrograms(self)
-        of_tasks = (loss_fn.losses, loss_fn.label_casts) if several else ([loss_fn], [self.forward.label_cast])
+        task_losses = (loss_fn.losses, loss_fn.label_casts) if is_multi_task else ([loss_fn], [self.forward.label_cast])
         # Denominators of parts or weighted rows count integer labels as class numbers, so refuse other integer labels.
-        for cast in of_tasks[1]:
-            parts = self.options.accumulate > 1 or self.options.exchange is not None or columns.weighs
-            cast.only_numbers = parts and cast.kind == CLASSES
-        ignores = not several or loss_fn.ignores_labels
-        fits = self.label_count - columns.weighs == len(of_tasks[0])
-        self.class_range = ClassRange(*of_tasks, ignores=ignores, after=int(columns.weighs)) if fits else None
+        for cast in task_losses[1]:
+            parts = self.options.accumulate > 1 or self.options.exchange is not None or columns.applies_weight
+            cast.requires_class_numbers = parts and cast.kind == CLASSES
+        ignores = not is_multi_task or loss_fn.ignores_labels
+        fits = self.label_count - columns.applies_weight == len(task_losses[0])
+        self.class_range = (
+            ClassRangeCheck(*task_losses, ignores=ignores, after=int(columns.applies_weight)) if fits else None
+        )
 
     @property
     def training_program(self) -> nn.Cell | None:
@@ -181,7 +183,7 @@ class StepBuilder:
     ) -> TrainStep:
         """Return a step that trains the parameters of `optimizer` on `forward`."""
         statistics = moving_statistics(self.network)
-        with self.making():
+        with self.creation_context():
             return TrainStep(forward, optimizer, optimizer.parameters, options, statistics, tables, self.average)
 
     def make_call(self, cell: nn.Cell) -> Call:
@@ -190,8 +192,8 @@ class StepBuilder:
             self._cells[id(cell)] = cell
         if not self.compiled:
             return EagerCall(cell)
-        users = self.inference.is_users(cell) and self.tables is None
-        return (EvaluationCall if users else GraphCall)(cell, for_one_core=self.for_one_core)
+        may_run_eagerly = self.inference.is_eval_network(cell) and self.tables is None
+        return (EvaluationCall if may_run_eagerly else GraphCall)(cell, for_one_core=self.for_one_core)
 
     def _frozen_step(self, options: StepOptions, depth: int) -> TrainStep | CustomStep:
         """Return a step that freezes the first `depth` parameters; counters are shared."""
@@ -246,9 +248,9 @@ class StepBuilder:
     def _runner(self, options: StepOptions, batches_per_call: int | None, sample: Chunk, depth: int) -> TrainRunner:
         if batches_per_call is None:
             run = self.make_call(self._one_step(options, depth))
-            return runner(run, options, BatchSizes(run, self.padded.training), returns=self.loss_fn is None)
+            return make_runner(run, options, BatchSizes(run, self.padded.training), keep_returned=self.loss_fn is None)
         run = self.make_call(self._sunk_steps(options, batches_per_call, sample, depth))
-        return runner(run, options, BatchSizes(run))
+        return make_runner(run, options, BatchSizes(run))
 
     def compile(self, options: StepOptions, batches_per_call: int | None, sample: Chunk) -> None:
         """Compile the programs that `train` would run on chunks like `sample`."""
@@ -276,11 +278,11 @@ class StepBuilder:
 
     def _sunk_steps(self, options: StepOptions, batches_per_call: int, sample: Chunk, depth: int) -> SunkSteps:
         shape = self.inference.row_shape(sample, options.output) if options.keep_predictions else None
-        # a ragged column has its values, not its rows, on axis 0
-        counted = next((i for i, a in enumerate(sample.arrays) if len(a[0]) == sample.batch_rows), 0) if shape else 0
-        key = (batches_per_call, shape, depth, counted)
+        # Find a column that has the rows on axis 0; a ragged column has its values there.
+        row_column = next((i for i, a in enumerate(sample.arrays) if len(a[0]) == sample.batch_rows), 0) if shape else 0
+        key = (batches_per_call, shape, depth, row_column)
         if key not in self._sunk:
-            self._sunk[key] = SunkSteps(self._frozen_step(options, depth), batches_per_call, shape, counted)
+            self._sunk[key] = SunkSteps(self._frozen_step(options, depth), batches_per_call, shape, row_column)
         return self._sunk[key]
 
     def with_tables(self, run: TrainRunner) -> TrainRunner:
@@ -320,18 +322,18 @@ class StepBuilder:
         return sorted(int(index) + offset for index in self.step.bad_steps.asnumpy() if index >= 0)
 
     @contextlib.contextmanager
-    def numbering_kept(self) -> Iterator[None]:
+    def preserve_step_numbers(self) -> Iterator[None]:
         """Preserve the step count and recorded bad steps while the block restores state."""
         step = self.step
-        numbers = (step.steps_done, step.bad_steps) if isinstance(step, TrainStep) else ()
-        values = [number.asnumpy().copy() for number in numbers]
+        counters = (step.steps_done, step.bad_steps) if isinstance(step, TrainStep) else ()
+        values = [counter.asnumpy().copy() for counter in counters]
         yield
-        for number, value in zip(numbers, values, strict=True):
-            overwrite(number, value)
+        for counter, value in zip(counters, values, strict=True):
+            overwrite(counter, value)
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
         """Set training mode; restore the network's own modes on exit."""
-        with patched_overflow_status(self.network if self.optimizer is None else None), modes_put_back(self.network):
+        with patched_overflow_status(self.network if self.optimizer is None else None), preserve_modes(self.network):
             (self.step or self.network).set_train(True)
             yield

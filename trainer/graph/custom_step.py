@@ -23,7 +23,7 @@ class CustomStep(nn.Cell):
     `StepOptions`.
     """
 
-    tells_denominator = False
+    returns_denominator = False
 
     def __init__(self, step: nn.Cell, exchange: Callable[..., nn.Cell] | None = None) -> None:
         super().__init__(auto_prefix=False)

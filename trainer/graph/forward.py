@@ -23,7 +23,7 @@ class Forward(nn.Cell):
     receives every column and returns the loss, or a tuple that starts with (loss, prediction).
     """
 
-    tells_denominator = False  # whether the step also returns its loss's denominator (a `MultiTaskLoss` keeps its own)
+    returns_denominator = False  # whether the step also returns the loss's denominator; False for several tasks
 
     def __init__(self, network: nn.Cell, loss_fn: nn.Cell | None, *, labels: int = 1, cast: bool = False) -> None:
         super().__init__(auto_prefix=False)
@@ -31,13 +31,15 @@ class Forward(nn.Cell):
         self.loss_fn = fused_loss(loss_fn)
         self.label_cast = LabelCast(loss_fn)
         self.has_loss_fn = loss_fn is not None
-        self.several = isinstance(loss_fn, MultiTaskLoss)
-        self.apart = False  # while training, return the tasks' losses, [T], instead of their weighted sum
+        self.is_multi_task = isinstance(loss_fn, MultiTaskLoss)
+        self.separate_losses = False  # while training, return the tasks' losses, [T], instead of their weighted sum
         self.labels = labels
         self.label = -max(1, labels)
-        counted = loss_fn if self.several else denominator_of(network if loss_fn is None else loss_fn) or RowCount()
+        counted = (
+            loss_fn if self.is_multi_task else denominator_of(network if loss_fn is None else loss_fn) or RowCount()
+        )
         self.kind = counted.kind  # kind of the loss's denominator
-        if not self.several:
+        if not self.is_multi_task:
             self.divisor = counted
         self.cast_outputs = cast
 
@@ -49,7 +51,7 @@ class Forward(nn.Cell):
                 prediction = self._apply_network(inputs)
             else:
                 prediction = self._apply_network(columns[: -self.labels] if self.labels else columns)
-            if self.several:
+            if self.is_multi_task:
                 prediction = self.loss_fn.in_order(prediction)
             if self.cast_outputs:
                 prediction = to_float32(prediction)
@@ -57,11 +59,11 @@ class Forward(nn.Cell):
                 labels = (self.label_cast(label, prediction),)
             elif self.labels == 0:
                 labels = ()
-            elif self.several:
+            elif self.is_multi_task:
                 labels = columns[-self.labels :]
             else:
-                labels = self.label_cast.matched(columns[-self.labels :], prediction)
-            if self.apart and self.training:
+                labels = self.label_cast.match_shapes(columns[-self.labels :], prediction)
+            if self.separate_losses and self.training:
                 return self.loss_fn.task_losses(prediction, labels)[0], prediction
             loss = self._apply_loss(prediction, labels)
             if loss.ndim == 0:
@@ -89,14 +91,14 @@ class Forward(nn.Cell):
         labels = columns
         if self.has_loss_fn and self.labels > 0:
             labels = columns[-self.labels :]
-        if self.several:
-            return self._of_tasks(labels)
+        if self.is_multi_task:
+            return self._task_denominators(labels)
         return self.divisor(labels)
 
-    def _of_tasks(self, labels):
+    def _task_denominators(self, labels):
         return self.loss_fn.denominators_of(labels)
 
-    def of_tasks(self, prediction, columns):
+    def task_losses(self, prediction, columns):
         """Return losses [T] and denominators [T] of the tasks, and their labels."""
         labels = columns[-self.labels :]
         losses, totals = self.loss_fn.task_losses(prediction, labels)
@@ -142,41 +144,41 @@ def to_float32(value):
     return value
 
 
-class WeighedForward(Forward):
+class WeightedForward(Forward):
     """A `Forward` whose last column has row weights of the loss, float32 [rows].
 
     The weights are the declared row weights, or 1 for data and 0 for padding. A mean loss becomes sum(w l) / sum(w).
-    `rows_loss` is None for a `MultiTaskLoss`, which applies the weights itself.
+    `weighted_loss` is None for a `MultiTaskLoss`, which applies the weights itself.
     """
 
     def __init__(
         self,
         network: nn.Cell,
         loss_fn: nn.Cell,
-        rows_loss: RowLoss | None,
+        weighted_loss: RowLoss | None,
         *,
         labels: int,  # number of columns for the loss, including the weights
         kind: str,  # kind of the denominator; ROWS if the weights only mask padding
         cast: bool = False,
     ) -> None:
         super().__init__(network, loss_fn, labels=labels, cast=cast)
-        self.rows_loss = rows_loss
+        self.weighted_loss = weighted_loss
         self.kind = kind
-        self.tells_denominator = kind == COUNTED and not self.several
-        if rows_loss is not None:
-            self.divisor = rows_loss.divisor
+        self.returns_denominator = kind == COUNTED and not self.is_multi_task
+        if weighted_loss is not None:
+            self.divisor = weighted_loss.divisor
 
     def construct(self, *columns):
         """Return (loss [], prediction)."""
         prediction = self._apply_network(columns[: -self.labels])
-        if self.several:
+        if self.is_multi_task:
             prediction = self.loss_fn.in_order(prediction)
         if self.cast_outputs:
             prediction = to_float32(prediction)
         labels, weights = columns[-self.labels : -1], self._weights(columns)
-        if self.several:
+        if self.is_multi_task:
             losses, totals = self.loss_fn.task_losses(prediction, labels, weights)
-            if self.apart and self.training:
+            if self.separate_losses and self.training:
                 return losses, prediction
             if self.training:
                 self.loss_fn.add(losses * totals, totals)
@@ -184,17 +186,17 @@ class WeighedForward(Forward):
         if self.labels == 2:
             labels = (self.label_cast(labels[0], prediction),)
         else:
-            labels = self.label_cast.matched(labels, prediction)
-        return self.rows_loss(prediction, labels, weights), prediction
+            labels = self.label_cast.match_shapes(labels, prediction)
+        return self.weighted_loss(prediction, labels, weights), prediction
 
     def denominator(self, columns):
         """Return the loss's denominator, float32 [], or [T] for tasks; graph code."""
         labels, weights = columns[-self.labels : -1], self._weights(columns)
-        if self.several:
+        if self.is_multi_task:
             return self.loss_fn.denominators_of(labels, weights)
         return self.divisor(labels, weights)
 
-    def of_tasks(self, prediction, columns):
+    def task_losses(self, prediction, columns):
         """Return losses [T] and denominators [T] of the tasks, and their labels."""
         labels = columns[-self.labels : -1]
         losses, totals = self.loss_fn.task_losses(prediction, labels, self._weights(columns))
@@ -204,20 +206,20 @@ class WeighedForward(Forward):
         return ops.cast(ops.reshape(columns[-1], (-1,)), mstype.float32)
 
 
-def padded_forward(forward: Forward, loss_fn: Any) -> WeighedForward | None:
+def padded_forward(forward: Forward, loss_fn: Any) -> WeightedForward | None:
     """Return the forward for padded batches; None if the loss cannot leave rows out."""
     fits = forward.has_loss_fn and forward.labels == 1
-    rows_loss = row_loss(loss_fn) if fits and getattr(loss_fn, "weight", None) is None else None
-    if rows_loss is None:
+    weighted_loss = row_loss(loss_fn) if fits and getattr(loss_fn, "weight", None) is None else None
+    if weighted_loss is None:
         return None
     cast, kind = forward.cast_outputs, forward.kind
-    weighed = WeighedForward(forward.network, loss_fn, rows_loss, labels=2, kind=kind, cast=cast)
-    weighed.label_cast = forward.label_cast  # `ClassRange` reads the shapes from it
-    weighed.tells_denominator = False
-    return weighed
+    weighted = WeightedForward(forward.network, loss_fn, weighted_loss, labels=2, kind=kind, cast=cast)
+    weighted.label_cast = forward.label_cast  # `ClassRangeCheck` reads the shapes from it
+    weighted.returns_denominator = False
+    return weighted
 
 
-def unweighable(loss_fn: Any) -> str:
+def why_not_padded(loss_fn: Any) -> str:
     """Return why batches with this loss cannot be padded and what to do, for the log."""
     if loss_fn is None:
         return "the network returns its loss"
@@ -228,27 +230,27 @@ def unweighable(loss_fn: Any) -> str:
 class EvalStep(nn.Cell):
     """One evaluation batch: columns in, (loss, prediction, label) out."""
 
-    def __init__(self, forward: Forward, table_inputs: int = 0, *, tells_denominator: bool = False) -> None:
+    def __init__(self, forward: Forward, table_inputs: int = 0, *, returns_denominator: bool = False) -> None:
         super().__init__(auto_prefix=False)
         self.forward = forward
-        self.tells_denominator = tells_denominator and forward.tells_denominator
+        self.returns_denominator = returns_denominator and forward.returns_denominator
         self.label = forward.label
-        self.several = forward.several
+        self.is_multi_task = forward.is_multi_task
         self.table_inputs = table_inputs
 
     def construct(self, *columns):
         """Return (loss [], prediction, label); the label is the loss's first column.
 
-        With `tells_denominator`, the loss's denominator, float32 [], follows. With several tasks, return (loss,
+        With `returns_denominator`, the loss's denominator, float32 [], follows. With several tasks, return (loss,
         predictions, labels, losses [T], rows [T]) in the order of the tasks.
         """
         if self.table_inputs:
             columns = columns[: -self.table_inputs]
         loss, prediction = self._apply_forward(columns)
-        if self.several:
-            losses, rows, labels = self.forward.of_tasks(prediction, columns)
+        if self.is_multi_task:
+            losses, rows, labels = self.forward.task_losses(prediction, columns)
             return loss, prediction, labels, losses, rows
-        if self.tells_denominator:
+        if self.returns_denominator:
             return loss, prediction, columns[self.label], self.forward.denominator(columns)
         return loss, prediction, columns[self.label]
 

@@ -1,4 +1,4 @@
-"""Call compiled programs on chunks, for one or K steps, with readable errors."""
+"""Run compiled programs on chunks, for one or K steps, and explain MindSpore's errors."""
 
 from __future__ import annotations
 
@@ -55,13 +55,16 @@ class GraphCall:
         self.programs = 0  # number of programs
         self.seconds = 0.0  # time spent on compilations and the first run of each program
 
-    def __call__(self, *tensors: Tensor, like: Any = None) -> Any:
+    def __call__(self, *tensors: Tensor, signature: Any = None) -> Any:
         """Return the cell's outputs.
 
-        `like` is a hashable key of the tensors' shapes and dtypes, computed here if not given.
+        `signature` is a hashable key of the tensors' shapes and dtypes, computed here if not given.
         """
         cell = self.cell
-        key = (cell.phase, like if like is not None else tuple([(tensor.shape, tensor.dtype) for tensor in tensors]))
+        key = (
+            cell.phase,
+            signature if signature is not None else tuple([(tensor.shape, tensor.dtype) for tensor in tensors]),
+        )
         program = self._programs.get(key)
         if program is not None:
             return execution.run(program, tensors)
@@ -84,8 +87,8 @@ class EagerCall:
     def __init__(self, cell: nn.Cell) -> None:
         self.cell = cell
 
-    def __call__(self, *tensors: Tensor, like: Any = None) -> Any:
-        """Return the cell's outputs; `like` is ignored."""
+    def __call__(self, *tensors: Tensor, signature: Any = None) -> Any:
+        """Return the cell's outputs; `signature` is ignored."""
         with eager_mode():
             return self.cell(*tensors)
 
@@ -97,12 +100,12 @@ class EvaluationCall(GraphCall):
         super().__init__(cell, for_one_core=for_one_core)
         self._eager: EagerCall | None = None
 
-    def __call__(self, *tensors: Tensor, like: Any = None) -> Any:
+    def __call__(self, *tensors: Tensor, signature: Any = None) -> Any:
         """Return the cell's outputs; see `GraphCall.__call__`."""
         if self._eager is not None:
             return self._eager(*tensors)
         try:
-            return super().__call__(*tensors, like=like)
+            return super().__call__(*tensors, signature=signature)
         except Exception as error:
             if self.programs:  # the cell has compiled before, so the data are at fault
                 raise
@@ -135,7 +138,7 @@ Call = GraphCall | EagerCall
 
 
 class BatchSizes:
-    """Warns, once, that every new batch size compiles another program.
+    """Warns once that every new batch size compiles another program.
 
     The warning includes `filling.reason`: why batches are not padded to fewer sizes.
     """
@@ -157,7 +160,7 @@ class BatchSizes:
 
 
 _TYPES = re.compile(r"\b(U?Int\d+|dtype|data type)\b", re.IGNORECASE)
-_UNCOMPILED = "; Trainer(..., compile=False) runs what cannot be compiled operator by operator, many times slower"
+_COMPILE_HINT = "; Trainer(..., compile=False) runs what cannot be compiled operator by operator, many times slower"
 
 
 def to_graph_error(error: Exception, chunk: Chunk) -> Exception:
@@ -169,7 +172,7 @@ def to_graph_error(error: Exception, chunk: Chunk) -> Exception:
     if isinstance(error, TrainerError):
         return error
     shapes = [list(array.shape[1:] if chunk.stacked else array.shape) for array in chunk.arrays]
-    fed = ", ".join(
+    columns = ", ".join(
         f"{name}: {array.dtype}{shape}" for name, array, shape in zip(chunk.names, chunk.arrays, shapes, strict=False)
     )
     logger.debug("MindSpore's whole message: %s", error)
@@ -178,12 +181,12 @@ def to_graph_error(error: Exception, chunk: Chunk) -> Exception:
     where = f" [{location}]" if location else ""
     of_lambda = is_of_lambda(error)
     reason = LAMBDA if of_lambda else failed_assertion(text) or main_message(text) or type(error).__name__
-    hint = _UNCOMPILED if of_lambda or cannot_be_compiled(text) else _integers(text, chunk, shapes)
-    return GraphError(f"MindSpore could not compile or run the network on columns ({fed}): {reason}{where}{hint}")
+    hint = _COMPILE_HINT if of_lambda or cannot_be_compiled(text) else _integer_hint(text, chunk, shapes)
+    return GraphError(f"MindSpore could not compile or run the network on columns ({columns}): {reason}{where}{hint}")
 
 
-def _integers(text: str, chunk: Chunk, shapes: Sequence[Sequence[int]]) -> str:
-    """Return a hint to cast integer columns (images) if MindSpore rejects a dtype."""
+def _integer_hint(text: str, chunk: Chunk, shapes: Sequence[Sequence[int]]) -> str:
+    """Return a hint to cast integer columns to float if MindSpore rejects a dtype."""
     columns = zip(chunk.names, chunk.arrays, shapes, strict=False)
     names = [f"{name} ({array.dtype})" for name, array, shape in columns if array.dtype.kind in "iu" and len(shape) > 1]
     if not names or not _TYPES.search(text):
@@ -217,10 +220,12 @@ def inputs_of(options: StepOptions) -> Callable[[Chunk], tuple[Tensor, ...]]:
     return inputs
 
 
-def runner(run: Call, options: StepOptions, sizes: BatchSizes | None = None, *, returns: bool = False) -> TrainRunner:
+def make_runner(
+    run: Call, options: StepOptions, sizes: BatchSizes | None = None, *, keep_returned: bool = False
+) -> TrainRunner:
     """Return a function that trains chunks by running a step or `SunkSteps`.
 
-    With `returns`, `StepOutputs.returned` holds the network's output.
+    With `keep_returned`, `StepOutputs.returned` holds the network's output.
     """
     run.cell.set_train(True)
     flags = (Tensor(False), Tensor(True))
@@ -230,18 +235,18 @@ def runner(run: Call, options: StepOptions, sizes: BatchSizes | None = None, *, 
         leading = [tuple((count, flag) for flag in flags) for count in counts]
     else:
         leading = [(), ((), ()) if isinstance(run.cell, OneStep) else tuple((flag,) for flag in flags)]
-    keep, inputs, weighed = options.keep_predictions, inputs_of(options), run.cell.tells_denominator
+    keep, inputs, has_denominators = options.keep_predictions, inputs_of(options), run.cell.returns_denominator
 
     def train(chunk: Chunk) -> StepOutputs:
         count = chunk.num_batches
         try:
-            losses, prediction = run(*leading[count][chunk.flush], *inputs(chunk), like=chunk.signature)
+            losses, prediction = run(*leading[count][chunk.flush], *inputs(chunk), signature=chunk.signature)
         except Exception as error:
             raise to_graph_error(error, chunk) from None
         if sizes is not None and sizes.programs != run.programs:
             sizes.note(chunk)
-        kept, returned = prediction if keep else None, prediction if returns else None
-        return StepOutputs(losses, kept, chunk, count, chunk.all_samples, returned, weighed)
+        kept, returned = prediction if keep else None, prediction if keep_returned else None
+        return StepOutputs(losses, kept, chunk, count, chunk.all_samples, returned, has_denominators)
 
     return train
 
@@ -252,7 +257,7 @@ class OneStep(nn.Cell):
     def __init__(self, step: nn.Cell) -> None:
         super().__init__(auto_prefix=False)
         self.step = step
-        self.tells_denominator = step.tells_denominator
+        self.returns_denominator = step.returns_denominator
 
     def construct(self, *columns):
         """Train one batch; return (loss, prediction)."""
@@ -266,20 +271,20 @@ class SunkSteps(nn.Cell):
     """A graph loop over stacked batches, bit-identical to single calls."""
 
     def __init__(
-        self, step: nn.Cell, batches_per_call: int, row_shape: tuple[int, ...] | None = None, counted: int = 0
+        self, step: nn.Cell, batches_per_call: int, row_shape: tuple[int, ...] | None = None, row_column: int = 0
     ) -> None:
         super().__init__(auto_prefix=False)
         self.step = step
         self.batches_per_call = batches_per_call  # leading length of the stacked columns
         self.row_shape = row_shape  # shape of one row's prediction, if predictions are kept
-        self.counted = counted  # index of a column whose first axis has the rows of a batch
+        self.row_column = row_column  # index of a column whose first axis has the rows of a batch
         # primitives and constants compile faster than `ops.gather` and `ops.zeros`; see `program`
         self.map, self.gather, self.expand = ops.HyperMap(), ops.Gather(), ops.ExpandDims()
         self.scatter = ops.TensorScatterUpdate()
-        self.tells_denominator = step.tells_denominator
-        shape = (batches_per_call, 2) if step.tells_denominator else batches_per_call
-        self.no_losses = Tensor(np.zeros(shape, np.float32))
-        self.first = Tensor(0, mstype.int32)
+        self.returns_denominator = step.returns_denominator
+        shape = (batches_per_call, 2) if step.returns_denominator else batches_per_call
+        self.initial_losses = Tensor(np.zeros(shape, np.float32))
+        self.zero = Tensor(0, mstype.int32)
 
     def construct(self, count, flush, *stacked):
         """Train the first `count` (int32) batches; `flush` then ends an accumulation.
@@ -288,7 +293,7 @@ class SunkSteps(nn.Cell):
         denominators. Predictions have the shape [batches_per_call, batch, ...]; if none are kept, the losses are
         returned twice.
         """
-        losses, index = self.no_losses, self.first
+        losses, index = self.initial_losses, self.zero
         last = count - 1
         # Two loops, because a branch on the shape inside one loop would change MindSpore's order of side effects.
         # Explicit gather and scatter, because indexing adds eight operators per step to handle negative indices.
@@ -300,7 +305,7 @@ class SunkSteps(nn.Cell):
                 index = index + 1
             return losses, losses
         predictions = ops.zeros(
-            (self.batches_per_call, stacked[self.counted].shape[1], *self.row_shape), mstype.float32
+            (self.batches_per_call, stacked[self.row_column].shape[1], *self.row_shape), mstype.float32
         )
         while index < count:
             columns = self.map(ops.partial(self._batch_of, index), stacked)

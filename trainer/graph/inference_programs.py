@@ -21,7 +21,7 @@ from ..mindspore_internals.dict_networks import by_position
 from .forward import EvalStep, PredictStep
 from .graph_call import Call, compile_for, to_graph_error
 from .network_checks import is_training_step
-from .padded_programs import modes_put_back, without_padding
+from .padded_programs import preserve_modes, without_padding
 
 if TYPE_CHECKING:
     from .builder import StepBuilder
@@ -51,7 +51,7 @@ class InferencePrograms:
         """Number of inputs for sparse tables; they follow the columns."""
         return 0 if self._builder.tables is None else self._builder.tables.reading_input_count
 
-    def is_users(self, cell: nn.Cell) -> bool:
+    def is_eval_network(self, cell: nn.Cell) -> bool:
         """Return whether `cell` evaluates with the user's evaluation network."""
         return self.eval_network is not None and cell is self._evaluate
 
@@ -70,7 +70,7 @@ class InferencePrograms:
             build = functools.partial(compile_for, chunk, cell, chunk.tensors, for_one_core=self._builder.for_one_core)
             self._builder.class_range(chunk, build if compiles else None)
         try:
-            outputs = run(*chunk.tensors, like=chunk.signature)
+            outputs = run(*chunk.tensors, signature=chunk.signature)
         except Exception as error:
             raise to_graph_error(error, chunk) from None
         if chunk.is_padded:
@@ -133,7 +133,7 @@ class InferencePrograms:
                     "it; pass eval_network="
                 )
             else:
-                self._evaluate = EvalStep(self._builder.forward, self.table_inputs, tells_denominator=True)
+                self._evaluate = EvalStep(self._builder.forward, self.table_inputs, returns_denominator=True)
         return self._evaluate
 
     def predict_cell(self) -> nn.Cell:
@@ -152,7 +152,7 @@ class InferencePrograms:
         """Put `cell` and the network in inference mode; restore their modes on exit."""
         inside = any(part is self._network for _, part in cells_and_names(cell))
         roots = [cell] if inside else [cell, self._network]
-        with modes_put_back(*roots):
+        with preserve_modes(*roots):
             for root in roots:
                 root.set_train(False)
             yield

@@ -27,11 +27,11 @@ _VALUE_LOSSES = (
     *(nn.BCELoss, nn.BCEWithLogitsLoss, nn.HuberLoss, nn.L1Loss, nn.MAELoss, nn.MSELoss, nn.RMSELoss),
     *(nn.KLDivLoss, nn.PoissonNLLLoss, nn.SmoothL1Loss, nn.SoftMarginLoss),
 )
-_numbers = itertools.count()
-_said: set[tuple[int, str]] = set()
+_ids = itertools.count()
+_logged: set[tuple[int, str]] = set()
 _casts: weakref.WeakValueDictionary[int, Any] = (
     weakref.WeakValueDictionary()
-)  # keyed by number, because graph code can pass numbers but not objects
+)  # graph code can pass a number, but not an object
 _shapes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # number -> shapes of label and prediction
 
 
@@ -63,11 +63,11 @@ class LabelCast(nn.Cell):
     def __init__(self, loss_fn: Any) -> None:
         super().__init__(auto_prefix=False)
         self.kind = kind_of(loss_fn)
-        self.values = self.kind == VALUES
+        self.takes_values = self.kind == VALUES
         self.loss = type(loss_fn).__name__ if isinstance(loss_fn, nn.Cell) else getattr(loss_fn, "__name__", "the loss")
-        self.number = next(_numbers)
+        self.number = next(_ids)
         # refuse integer probabilities [rows, classes], because the loss's denominator would count them as class numbers
-        self.only_numbers = False
+        self.requires_class_numbers = False
         object.__setattr__(self, "loss_fn", loss_fn)  # not a child: another cell owns its parameters
         _casts[self.number] = self
         weakref.finalize(self, _shapes.pop, self.number, None)
@@ -80,20 +80,20 @@ class LabelCast(nn.Cell):
     def construct(self, label, prediction):
         """Return the label, cast and reshaped for the loss; graph code."""
         if self.kind == OTHER:
-            return self.matched((label,), prediction)[0]
+            return self.match_shapes((label,), prediction)[0]
         if not isinstance(prediction, Tensor):
             raise TypeError(
                 f"{self.loss} takes one prediction, and the network returns several outputs; return one, or pass "
                 "MultiTaskLoss or your own loss cell, which receives all of them"
             )
         dtypes, shapes = (label.dtype, prediction.dtype), (label.shape, prediction.shape)
-        if self.values:
+        if self.takes_values:
             wanted = _wanted_shape(self.number, self.loss, *shapes)
             if wanted != label.shape:
                 label = ops.reshape(label, wanted)
         return ops.cast(label, _wanted_dtype(self.kind, self.number, self.loss, dtypes, shapes))
 
-    def matched(self, labels, prediction):
+    def match_shapes(self, labels, prediction):
         """Reshape labels like the prediction if the loss would broadcast; graph code."""
         if self.kind != OTHER or not isinstance(prediction, Tensor):
             return labels
@@ -104,15 +104,15 @@ class LabelCast(nn.Cell):
         wanted = _wanted_shapes(self.number, self.loss, shapes, dtypes, prediction.shape)
         if wanted == shapes:
             return labels
-        made = ()
+        reshaped = ()
         for index, label in enumerate(labels):
-            made += (ops.reshape(label, wanted[index]),)
-        return made
+            reshaped += (ops.reshape(label, wanted[index]),)
+        return reshaped
 
 
-def _say(number: int, level: int, key: str, text: str, *values: Any) -> None:
-    if (number, key) not in _said:
-        _said.add((number, key))
+def _log_once(number: int, level: int, key: str, text: str, *values: Any) -> None:
+    if (number, key) not in _logged:
+        _logged.add((number, key))
         logger.log(level, text, *values)
 
 
@@ -125,7 +125,7 @@ def _wanted_dtype(kind, number, loss, dtypes, shapes):
     if received in _FLOATS:
         return received
     if kind == VALUES or len(label) == len(prediction):
-        if _casts[number].only_numbers:
+        if _casts[number].requires_class_numbers:
             raise TypeError(
                 f"{loss} received integers of shape {list(label)} as probabilities of classes; give them as float32, "
                 "or give class numbers, which several processes or micro-batches need to count rows"
@@ -134,7 +134,9 @@ def _wanted_dtype(kind, number, loss, dtypes, shapes):
     else:
         wanted = mstype.int32 if len(label) < len(prediction) else received
     if wanted != received:
-        _say(number, logging.INFO, "cast", "labels are converted from %s to %s, which %s takes", received, wanted, loss)
+        _log_once(
+            number, logging.INFO, "cast", "labels are converted from %s to %s, which %s takes", received, wanted, loss
+        )
     return wanted
 
 
@@ -142,7 +144,7 @@ def _wanted_dtype(kind, number, loss, dtypes, shapes):
 def _wanted_shape(number, loss, label, prediction):
     if not _differ_by_ones(label, prediction):
         return label
-    _say_shape(number, loss, label, prediction)
+    _log_shape(number, loss, label, prediction)
     return prediction
 
 
@@ -155,10 +157,10 @@ def _wanted_shapes(number, loss, labels, dtypes, prediction):
         broadcasts = _broadcasts(_casts[number].loss_fn, labels, dtypes, prediction)
     if broadcasts is None:
         text = "labels have the shape %s and predictions %s; does %s broadcast them? Give both one shape"
-        _say(number, logging.WARNING, "shape", text, list(labels[0]), list(prediction), loss)
+        _log_once(number, logging.WARNING, "shape", text, list(labels[0]), list(prediction), loss)
     if not broadcasts:
         return labels
-    _say_shape(number, loss, labels[0], prediction)
+    _log_shape(number, loss, labels[0], prediction)
     return tuple([prediction if _differ_by_ones(label, prediction) else label for label in labels])
 
 
@@ -169,9 +171,9 @@ def _differ_by_ones(label, prediction) -> bool:
     return [n for n in label if n != 1] == [n for n in prediction if n != 1]
 
 
-def _say_shape(number, loss, label, prediction) -> None:
+def _log_shape(number, loss, label, prediction) -> None:
     text = "labels get the shape %s of the predictions instead of %s: %s would compare each row with every other one"
-    _say(number, logging.INFO, "shape", text, list(prediction), list(label), loss)
+    _log_once(number, logging.INFO, "shape", text, list(prediction), list(label), loss)
 
 
 def _broadcasts(loss, labels, dtypes, prediction) -> bool | None:
@@ -201,10 +203,10 @@ def _broadcasts(loss, labels, dtypes, prediction) -> bool | None:
     return None if fits is None else True
 
 
-class ClassRange:
+class ClassRangeCheck:
     """Refuses class numbers outside the prediction's classes.
 
-    MindSpore's losses do not: `nn.CrossEntropyLoss` trains on -1 as if it were the last class, and a sparse
+    MindSpore's losses accept them: `nn.CrossEntropyLoss` trains on -1 as if it were the last class, and a sparse
     `nn.SoftmaxCrossEntropyWithLogits` trains on numbers that are too high. Once an operator has raised an
     error, MindSpore runs no other program in the process. `after` is the number of columns after the labels.
     """

@@ -71,8 +71,8 @@ class MultiTaskLoss(nn.Cell):
         self.tasks = tuple(losses)
         weights, masks, labels = dict(weights or {}), dict(masks or {}), dict(labels or {})
         ignored = self.tasks if ignore_nan is True else tuple(ignore_nan or ())
-        named = {"weights": weights, "masks": [*masks, *masks.values()], "labels": labels, "ignore_nan": ignored}
-        for option, names in named.items():
+        task_names = {"weights": weights, "masks": [*masks, *masks.values()], "labels": labels, "ignore_nan": ignored}
+        for option, names in task_names.items():
             for name in names:
                 choice(f"MultiTaskLoss({option}=...)", name, self.tasks)
         self.weights = tuple(
@@ -80,20 +80,22 @@ class MultiTaskLoss(nn.Cell):
             for task in self.tasks
         )
         self.label_names = tuple(labels.get(task, task) for task in self.tasks)
-        self.mask_places = tuple(self.tasks.index(masks[task]) if task in masks else -1 for task in self.tasks)
+        self.mask_indices = tuple(self.tasks.index(masks[task]) if task in masks else -1 for task in self.tasks)
         self.ignores_nan = tuple(task in ignored for task in self.tasks)
         self.losses = nn.CellList([_as_cell(task, loss) for task, loss in losses.items()])
         self.applied = nn.CellList([broadcasting(loss) for loss in self.losses], auto_prefix=False)
         self.label_casts = nn.CellList([LabelCast(loss) for loss in losses.values()])
         denominators = [denominator_of(loss) for loss in losses.values()]
-        places = [place for place, known in enumerate(denominators) if known is None and not self.leaves_out(place)]
-        self.unknown = [list(losses.values())[place] for place in places]  # losses with an unknown denominator
+        unknown_indices = [
+            index for index, known in enumerate(denominators) if known is None and not self.ignores_rows(index)
+        ]
+        self.unknown = [list(losses.values())[index] for index in unknown_indices]  # losses with an unknown denominator
         self.row_losses: nn.CellList | None = None  # the losses with row weights, after `weigh_rows`
         self.ignores_labels = True  # whether labels may have a loss's `ignore_index`
         self._set_denominators([denominator or RowCount() for denominator in denominators])
-        for place, (task, loss) in enumerate(losses.items()):
+        for index, (task, loss) in enumerate(losses.items()):
             reduction = getattr(loss, "reduction", None)
-            if self.leaves_out(place) and reduction not in (None, "none"):
+            if self.ignores_rows(index) and reduction not in (None, "none"):
                 raise ConfigurationError(
                     f"MultiTaskLoss: rows of task {task!r} are left out, so its loss must give one value per row; "
                     f"build {type(loss).__name__} with reduction='none' (received {reduction!r})"
@@ -102,9 +104,9 @@ class MultiTaskLoss(nn.Cell):
         self.loss_sums = Parameter(Tensor(zeros), name="trainer.task_loss_sums", requires_grad=False)
         self.row_counts = Parameter(Tensor(zeros.copy()), name="trainer.task_row_counts", requires_grad=False)
 
-    def leaves_out(self, place: int) -> bool:
-        """Return whether the task at `place` may ignore rows."""
-        return self.mask_places[place] >= 0 or self.ignores_nan[place]
+    def ignores_rows(self, index: int) -> bool:
+        """Return whether the task at `index` may ignore rows."""
+        return self.mask_indices[index] >= 0 or self.ignores_nan[index]
 
     def weigh_rows(self, weight: str) -> None:
         """Weight the rows of every task by the column `weight` from now on.
@@ -113,40 +115,40 @@ class MultiTaskLoss(nn.Cell):
             ConfigurationError: a task's loss is a sum, or returns one number for all rows.
         """
         functions = [loss.function if isinstance(loss, _FunctionLoss) else loss for loss in self.losses]
-        of_tasks = dict(zip(self.tasks, functions, strict=True))
-        weighed = [weighable(loss, weight, f"task {task!r}: ") for task, loss in of_tasks.items()]
-        for task, loss in zip(self.tasks, weighed, strict=True):
+        losses = dict(zip(self.tasks, functions, strict=True))
+        weighted = [weighable(loss, weight, f"task {task!r}: ") for task, loss in losses.items()]
+        for task, loss in zip(self.tasks, weighted, strict=True):
             if loss.kind == ONE:
                 raise ConfigurationError(
                     f"Features(weight={weight!r}): the loss of task {task!r} is a sum, and a task's is divided by "
-                    f"its weights; build {name_of(of_tasks[task])} with reduction='mean' or 'none'"
+                    f"its weights; build {name_of(losses[task])} with reduction='mean' or 'none'"
                 )
-        self.row_losses, self.unknown = nn.CellList(weighed), []
+        self.row_losses, self.unknown = nn.CellList(weighted), []
         self._set_denominators([*self.denominators])
 
     def _set_denominators(self, denominators: Sequence[nn.Cell]) -> None:
         self.denominators = nn.CellList(denominators)
-        kinds = [self.kind_of(place) for place in range(len(self.tasks))]
-        self.alike = len({*kinds}) == 1 and kinds[0] != COUNTED  # whether all tasks have the same denominator
-        self.kind = kinds[0] if self.alike and self.row_losses is None else COUNTED
+        kinds = [self.kind_of(index) for index in range(len(self.tasks))]
+        self.same_denominators = len({*kinds}) == 1 and kinds[0] != COUNTED
+        self.kind = kinds[0] if self.same_denominators and self.row_losses is None else COUNTED
         self.sums = tuple(float(kind == ONE) for kind in kinds)
 
-    def divide_alike(self) -> bool:
+    def unify_denominators(self) -> bool:
         """Return whether the losses of all tasks have the same denominator.
 
         If they differ, cross-entropy losses without class weights are first changed to count all rows. Labels with the
         loss's `ignore_index` are then refused.
         """
-        if not self.alike and len(self.tasks) > 1:
+        if not self.same_denominators and len(self.tasks) > 1:
             plain = [isinstance(d, ClassWeights) and not d.has_classes and d.ignored < 0 for d in self.denominators]
             self.ignores_labels = not any(plain)
             pairs = zip(plain, self.denominators, strict=True)
-            self._set_denominators([RowCount() if is_plain else given for is_plain, given in pairs])
-        return self.alike or len(self.tasks) == 1
+            self._set_denominators([RowCount() if is_plain else denominator for is_plain, denominator in pairs])
+        return self.same_denominators or len(self.tasks) == 1
 
-    def kind_of(self, place: int) -> str:
+    def kind_of(self, index: int) -> str:
         """Return the kind of a task's denominator; see `graph.denominators`."""
-        return COUNTED if self.leaves_out(place) else self.denominators[place].kind
+        return COUNTED if self.ignores_rows(index) else self.denominators[index].kind
 
     def in_order(self, predictions):
         """Return the predictions as a tuple, in the order of the tasks; graph code."""
@@ -165,8 +167,8 @@ class MultiTaskLoss(nn.Cell):
                 f"the network returns a tensor of shape {predictions.shape} for {len(self.tasks)} tasks"
             )
         columns = ()
-        for place in range(len(self.tasks)):
-            columns += (ops.slice(predictions, (0, place), (predictions.shape[0], 1)),)
+        for index in range(len(self.tasks)):
+            columns += (ops.slice(predictions, (0, index), (predictions.shape[0], 1)),)
         return columns
 
     def construct(self, predictions, *labels):
@@ -192,24 +194,24 @@ class MultiTaskLoss(nn.Cell):
         """
         losses = ()
         counts = self.denominators_of(labels, weights)
-        for place in range(len(self.tasks)):
-            prediction = predictions[place]
-            label = self.label_casts[place](_fitted(labels[place], prediction), prediction)
+        for index in range(len(self.tasks)):
+            prediction = predictions[index]
+            label = self.label_casts[index](_fitted(labels[index], prediction), prediction)
             rows = prediction.shape[0]
-            counted = self._counted(place, labels)
-            if self.leaves_out(place):
+            counted = self._counted(index, labels)
+            if self.ignores_rows(index):
                 # replace ignored labels before the loss, because NaN times 0 is NaN
                 kept = ops.reshape(counted, (rows,) + (1,) * (label.ndim - 1)) > 0
                 label = ops.select(ops.broadcast_to(kept, label.shape), label, ops.zeros_like(label))
             if weights is not None:
-                losses += (self.row_losses[place](prediction, (label,), counted * weights),)
-            elif self.leaves_out(place):
-                each = ops.reshape(self.applied[place](prediction, label), (rows, -1)).mean(axis=1)
+                losses += (self.row_losses[index](prediction, (label,), counted * weights),)
+            elif self.ignores_rows(index):
+                each = ops.reshape(self.applied[index](prediction, label), (rows, -1)).mean(axis=1)
                 losses += (ops.sum(ops.cast(each, mstype.float32) * counted) / ops.maximum(counted.sum(), 1.0),)
             else:
-                loss = ops.cast(ops.mean(self.applied[place](prediction, label)), mstype.float32)
-                if self.kind_of(place) == COUNTED:  # the loss is NaN if no label counts
-                    loss = ops.select(counts[place] > 0, loss, ops.zeros_like(loss))
+                loss = ops.cast(ops.mean(self.applied[index](prediction, label)), mstype.float32)
+                if self.kind_of(index) == COUNTED:  # the loss is NaN if no label counts
+                    loss = ops.select(counts[index] > 0, loss, ops.zeros_like(loss))
                 losses += (loss,)
         return ops.stack(losses), counts
 
@@ -220,44 +222,44 @@ class MultiTaskLoss(nn.Cell):
     def denominators_of(self, labels, weights=None):
         """Return each task's denominator, [T], for rows with `weights`; graph code."""
         counts = ()
-        for place in range(len(self.tasks)):
+        for index in range(len(self.tasks)):
             if weights is not None:
-                counted = self._counted(place, labels) * weights
-                counts += (self.row_losses[place].divisor((labels[place],), counted),)
-            elif self.leaves_out(place):
-                counts += (self._counted(place, labels).sum(),)
-            elif self.kind_of(place) == COUNTED:
-                counts += (self.denominators[place]((labels[place],)),)
+                counted = self._counted(index, labels) * weights
+                counts += (self.row_losses[index].divisor((labels[index],), counted),)
+            elif self.ignores_rows(index):
+                counts += (self._counted(index, labels).sum(),)
+            elif self.kind_of(index) == COUNTED:
+                counts += (self.denominators[index]((labels[index],)),)
             else:
-                count = labels[place].shape[0] if self.kind_of(place) == ROWS else 1
+                count = labels[index].shape[0] if self.kind_of(index) == ROWS else 1
                 counts += (ops.full((), count, dtype=mstype.float32),)
         return ops.stack(counts)
 
-    def _counted(self, place, labels):
+    def _counted(self, index, labels):
         """Return 1 for rows that count in a task, 0 for others, float32 [B]; graph code."""
-        rows = labels[place].shape[0]
+        rows = labels[index].shape[0]
         counted = ops.ones((rows,), mstype.float32)
-        if self.mask_places[place] >= 0:
-            mask = ops.reshape(labels[self.mask_places[place]], (rows,))
+        if self.mask_indices[index] >= 0:
+            mask = ops.reshape(labels[self.mask_indices[index]], (rows,))
             counted = ops.cast(ops.cast(mask, mstype.float32) > 0, mstype.float32)
-        if self.ignores_nan[place]:
-            missing = ops.isnan(ops.cast(labels[place], mstype.float32))
+        if self.ignores_nan[index]:
+            missing = ops.isnan(ops.cast(labels[index], mstype.float32))
             known = ops.logical_not(ops.reshape(missing, (rows, -1)).any(axis=1))
             counted = counted * ops.cast(known, mstype.float32)
         return counted
 
     def rows(self, labels: Sequence[np.ndarray]) -> list[np.ndarray | None]:
         """Return each task's mask of rows that count, bool [B], or None if all do."""
-        found: list[np.ndarray | None] = []
-        for place, label in enumerate(labels):
+        masks: list[np.ndarray | None] = []
+        for index, label in enumerate(labels):
             counted = None
-            if self.mask_places[place] >= 0:
-                counted = np.asarray(labels[self.mask_places[place]]).reshape(len(label)) > 0
-            if self.ignores_nan[place] and np.asarray(label).dtype.kind == "f":
+            if self.mask_indices[index] >= 0:
+                counted = np.asarray(labels[self.mask_indices[index]]).reshape(len(label)) > 0
+            if self.ignores_nan[index] and np.asarray(label).dtype.kind == "f":
                 known = ~np.isnan(label).reshape(len(label), -1).any(axis=1)
                 counted = known if counted is None else counted & known
-            found.append(counted)
-        return found
+            masks.append(counted)
+        return masks
 
     def read_losses(self, *, keep: bool = False) -> dict[str, float]:
         """Return each task's mean loss since the last call without `keep`.
@@ -290,12 +292,14 @@ class MultiTaskLoss(nn.Cell):
 
     def describe(self, losses: Mapping[str, float] | None = None) -> str:
         """Return tasks, weights, masks and losses (of `read_losses`) as text for the log."""
-        words = []
-        for task, weight, mask, nan in zip(self.tasks, self.weights, self.mask_places, self.ignores_nan, strict=True):
-            where = f" where {self.tasks[mask]}" if mask >= 0 else ""
-            about = f"(weight {weight:g}{where}{', without NaN labels' if nan else ''})"
-            words.append(f"{task} {about}" if losses is None else f"{task}_loss {losses[task + '_loss']:.6g} {about}")
-        return ", ".join(words)
+        descriptions = []
+        for task, weight, mask, nan in zip(self.tasks, self.weights, self.mask_indices, self.ignores_nan, strict=True):
+            condition = f" where {self.tasks[mask]}" if mask >= 0 else ""
+            options = f"(weight {weight:g}{condition}{', without NaN labels' if nan else ''})"
+            descriptions.append(
+                f"{task} {options}" if losses is None else f"{task}_loss {losses[task + '_loss']:.6g} {options}"
+            )
+        return ", ".join(descriptions)
 
 
 class _FunctionLoss(nn.Cell):

@@ -228,7 +228,7 @@ def check_denominator(
     unknown = [own] if denominator is None else []
     if tasks is not None:
         unknown = tasks.unknown
-        if accumulate > 1 and not tasks.divide_alike():
+        if accumulate > 1 and not tasks.unify_denominators():
             raise ConfigurationError(
                 f"{divided}: the tasks of {name_of(loss_fn)} divide by different numbers of rows, class weights or "
                 "sums, which are known at the end of an update only; use a larger batch_size with "

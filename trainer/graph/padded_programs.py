@@ -15,8 +15,8 @@ from ..data.feed import to_tensor
 from ..mindspore_internals.cell_structure import cells_and_names, moving_statistics
 from ..mindspore_internals.compilation import count_programs
 from .boost import share_state
-from .forward import EvalStep, padded_forward, unweighable
-from .graph_call import OneStep, TrainRunner, runner
+from .forward import EvalStep, padded_forward, why_not_padded
+from .graph_call import OneStep, TrainRunner, make_runner
 
 if TYPE_CHECKING:
     from ..data.chunk import Chunk
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def modes_put_back(*roots: nn.Cell) -> Iterator[None]:
+def preserve_modes(*roots: nn.Cell) -> Iterator[None]:
     """Restore the training modes of all cells on exit."""
     cells = [cell for root in roots for _, cell in cells_and_names(root)]
     modes = [cell.training for cell in cells]
@@ -44,11 +44,11 @@ class PaddedPrograms:
 
     def __init__(self, builder: StepBuilder) -> None:
         self._builder = builder
-        self.weighed = builder.loss_columns.weighs  # whether the batches have a column of row weights
+        self.weighed = builder.loss_columns.applies_weight  # whether the batches have a column of row weights
         self._forward = builder.forward if self.weighed else padded_forward(builder.forward, builder.loss_fn)
         reason = "" if independent_rows(builder.network) else undeclared_reason(builder.network)
         if self._forward is None:
-            reason = unweighable(builder.loss_fn)
+            reason = why_not_padded(builder.loss_fn)
         self._evaluation = RowFilling(reason, few=True)
         if not reason and moving_statistics(builder.network):
             reason = "the network normalizes over the rows of a batch"
@@ -73,7 +73,7 @@ class PaddedPrograms:
         because each process would decide from its own batches.
         """
         builder = self._builder
-        ours = builder.inference.eval_network is None and builder.compiled and not builder.forward.several
+        ours = builder.inference.eval_network is None and builder.compiled and not builder.forward.is_multi_task
         return self._evaluation if ours and builder.options.exchange is None else None
 
     def evaluate_cell(self) -> EvalStep:
@@ -113,7 +113,7 @@ class PaddedPrograms:
             step = builder.make_step(self._forward, builder.optimizer, options, tables=builder.tables)
             share_state(step, whole, 0)
             self._step = step if options.accumulate > 1 else OneStep(step)
-        return builder.with_tables(runner(builder.make_call(self._step), options))
+        return builder.with_tables(make_runner(builder.make_call(self._step), options))
 
 
 def without_padding(outputs: Any, rows: int, size: int) -> Any:

@@ -67,22 +67,22 @@ def resolve(
     """Check the arguments of a trainer and return its `Precision`."""
     choice("amp_level", level, ("O0", "O1", "O2", "O3", "auto"))
     name = choice("amp_dtype", str(dtype).lower(), _DTYPES)
-    here = device.current()
+    current = device.current()
     if level == "auto":
-        level = here.auto_level
-        logger.info("amp_level='auto' means %s on %s", level, here.name)
-    if name == "bfloat16" and not here.has_bfloat16 and level != "O0":
+        level = current.auto_level
+        logger.info("amp_level='auto' means %s on %s", level, current.name)
+    if name == "bfloat16" and not current.has_bfloat16 and level != "O0":
         raise ConfigurationError(
-            f"amp_dtype='bfloat16' does not run on {here.name}: MindSpore has no bfloat16 kernels there; "
+            f"amp_dtype='bfloat16' does not run on {current.name}: MindSpore has no bfloat16 kernels there; "
             "use amp_dtype='float16' or amp_level='O0'"
         )
-    if keep_batchnorm_fp32 is False and level in ("O2", "O3") and not here.lowers_batch_norm:
+    if keep_batchnorm_fp32 is False and level in ("O2", "O3") and not current.lowers_batch_norm:
         raise ConfigurationError(
-            f"keep_batchnorm_fp32=False: MindSpore's BatchNorm on {here.name} accepts only float32; leave it out"
+            f"keep_batchnorm_fp32=False: MindSpore's BatchNorm on {current.name} accepts only float32; leave it out"
         )
     black = _cell_classes("black_list", black_list, BLACK_LIST)
     if level == "O3":
-        black = _BATCH_NORMS if keep_batchnorm_fp32 or not here.lowers_batch_norm else ()
+        black = _BATCH_NORMS if keep_batchnorm_fp32 or not current.lowers_batch_norm else ()
     elif keep_batchnorm_fp32 is False:
         black = tuple(cls for cls in black if cls not in _BATCH_NORMS)
     return Precision(level, _DTYPES[name], _cell_classes("white_list", white_list, WHITE_LIST), black)

@@ -78,7 +78,7 @@ class TrainStep(nn.Cell):
         super().__init__(auto_prefix=False)
         self.forward = forward
         self.kind = forward.kind
-        self.tells_denominator = forward.tells_denominator
+        self.returns_denominator = forward.returns_denominator
         self.optimizer = optimizer
         self.scaler = options.scaler
         self.guard = options.guard or options.scaler is not None
@@ -98,12 +98,14 @@ class TrainStep(nn.Cell):
         self.by_owner = tables is not None and tables.by_owner
         # Gradients of `tables.params` may have to be converted to gradients of rows first.
         self.gathers_gradients = tables is not None and tables.has_readers
-        self.dense = len(parameters)  # number of dense gradients; those of table rows follow them
+        self.dense_count = len(parameters)  # number of dense gradients; those of table rows follow them
         table_rows = tables.params if tables is not None else []
         self.exchange = None
         if options.exchange is not None:
-            self.exchange = options.exchange(self.dense + (0 if self.by_owner else len(table_rows)), buffers)
-            forward.apart = forward.several  # the exchange needs each task's loss, to weight it by the task's rows
+            self.exchange = options.exchange(self.dense_count + (0 if self.by_owner else len(table_rows)), buffers)
+            forward.separate_losses = (
+                forward.is_multi_task
+            )  # the exchange needs each task's loss, to weight it by the task's rows
             if self.by_owner:
                 self.exchange.share_token(tables.token)
         self.value_and_grad = ops.value_and_grad(self._scaled_loss, None, [*parameters, *table_rows], has_aux=True)
@@ -114,7 +116,7 @@ class TrainStep(nn.Cell):
         self.bad_steps = Parameter(
             Tensor(np.full(RECORDED_BAD_STEPS, -1, np.int32)), name="trainer.bad_steps", requires_grad=False
         )
-        self.places = Tensor(np.arange(RECORDED_BAD_STEPS, dtype=np.int32))
+        self.ring_positions = Tensor(np.arange(RECORDED_BAD_STEPS, dtype=np.int32))
         self.buffers = tuple(buffers) if self.guard else ()
         self.statistics = tuple(buffer for buffer in self.buffers if buffer.dtype in _FLOATS)
         self.has_buffers, self.has_statistics = bool(self.buffers), bool(self.statistics)
@@ -141,15 +143,15 @@ class TrainStep(nn.Cell):
 
     def _scaled_loss(self, *columns):
         if self.exchange is not None:
-            *columns, rows_of_all = columns
+            *columns, row_counts = columns
             loss, prediction = self._apply_forward(columns)
-            weighed = self.exchange.scale_loss(loss, rows_of_all)
+            weighed = self.exchange.scale_loss(loss, row_counts)
         else:
             loss, prediction = self._apply_forward(columns)
-            weighed = loss
+            weighted_loss = loss
         if self.scaler is not None:
-            return self.scaler.scale(weighed), loss, prediction
-        return weighed, loss, prediction
+            return self.scaler.scale(weighted_loss), loss, prediction
+        return weighted_loss, loss, prediction
 
     def _apply_forward(self, columns):
         return self.forward(*columns)
@@ -160,47 +162,47 @@ class TrainStep(nn.Cell):
         The columns of the batch are followed by the inputs of sparse tables, if there are any, and with an exchange by
         the row counts of this process and of all processes, float32 [2].
 
-        The loss is float32 []; if `tells_denominator`, it is float32 [2]: (loss, denominator).
+        The loss is float32 []; if `returns_denominator`, it is float32 [2]: (loss, denominator).
         """
-        rows_of_all = None
+        row_counts = None
         if self.exchange is not None:
-            *columns, rows_of_all = columns
+            *columns, row_counts = columns
         rows = ()
         if self.table_inputs:
             rows = self.tables.begin(columns)
             columns = columns[: -self.table_inputs]
         if self.exchange is not None:
-            if self.by_owner:  # wait for the exchange of table rows: all processes need the same order of exchanges
-                rows_of_all = ops.depend(rows_of_all, self.tables.token)
+            if self.by_owner:  # exchange table rows first: all processes need the same order of exchanges
+                row_counts = ops.depend(row_counts, self.tables.token)
             if self.kind != ROWS or self.exchange.tasks is not None:
-                rows_of_all = self.exchange.begin(rows_of_all, self.forward.denominator(columns))
+                row_counts = self.exchange.begin(row_counts, self.forward.denominator(columns))
         if self.accumulate > 1:
-            return self._accumulate(flush, columns, rows, rows_of_all)
+            return self._accumulate(flush, columns, rows, row_counts)
         if self.has_buffers:
             self._save_buffers()
-        (_, loss, prediction), gradients = self._forward_and_backward(columns, rows_of_all, rows)
+        (_, loss, prediction), gradients = self._forward_and_backward(columns, row_counts, rows)
         statistics_finite = self._statistics_are_finite()
         if self.by_owner:
             gradients, loss, statistics_finite = self._sum_by_owner(
-                gradients, rows_of_all, loss, statistics_finite, rows
+                gradients, row_counts, loss, statistics_finite, rows
             )
         elif self.exchange is not None:
-            gradients, loss, statistics_finite = self.exchange.mean(gradients, rows_of_all, loss, statistics_finite)
+            gradients, loss, statistics_finite = self.exchange.mean(gradients, row_counts, loss, statistics_finite)
         self._update(gradients, ops.isfinite(loss), statistics_finite, rows)
-        return self._with_denominator(loss, columns, rows_of_all), kept_output(prediction, self.output)
+        return self._with_denominator(loss, columns, row_counts), kept_output(prediction, self.output)
 
-    def _forward_and_backward(self, columns, rows_of_all, table_rows):
+    def _forward_and_backward(self, columns, row_counts, table_rows):
         if self.exchange is None:
             values, gradients = self.value_and_grad(*columns)
         else:
             self.exchange.save_buffers()
-            values, gradients = self.value_and_grad(*columns, rows_of_all)
-            self.exchange.restore_buffers(rows_of_all)
+            values, gradients = self.value_and_grad(*columns, row_counts)
+            self.exchange.restore_buffers(row_counts)
         if self.gathers_gradients:
             gradients = self.tables.gradients(table_rows, gradients)
         return values, gradients
 
-    def _sum_by_owner(self, gradients, rows_of_all, loss, statistics_finite, table_rows):
+    def _sum_by_owner(self, gradients, row_counts, loss, statistics_finite, table_rows):
         """Sum gradients over all processes; sums of rows go to the rows' owners.
 
         Returns (gradients, loss, whether all are finite). Dense gradients come first, those of own rows last.
@@ -211,13 +213,13 @@ class TrainStep(nn.Cell):
             finite = self.finite_norm(sums, True)
         # Exchange dense gradients and the loss after the rows, so that all processes keep the same order.
         dense = ()
-        for gradient in gradients[: self.dense]:
+        for gradient in gradients[: self.dense_count]:
             for total in sums:
                 gradient = ops.depend(gradient, total)
             dense += (gradient,)
         for total in sums:
             loss = ops.depend(loss, total)
-        dense, loss, statistics_finite = self.exchange.mean(dense, rows_of_all, loss, statistics_finite, finite)
+        dense, loss, statistics_finite = self.exchange.mean(dense, row_counts, loss, statistics_finite, finite)
         return dense + sums, loss, statistics_finite
 
     def _statistics_are_finite(self):
@@ -226,14 +228,14 @@ class TrainStep(nn.Cell):
             return self.all_finite(self.statistics, True)
         return True
 
-    def _accumulate(self, flush, columns, table_rows, rows_of_all):
+    def _accumulate(self, flush, columns, table_rows, row_counts):
         if self.has_buffers and self.micro_step == 0:
             self._save_buffers()
-        (_, loss, prediction), gradients = self._forward_and_backward(columns, rows_of_all, table_rows)
+        (_, loss, prediction), gradients = self._forward_and_backward(columns, row_counts, table_rows)
         if self.exchange is not None:
-            weight = self.exchange.denominator(rows_of_all)
-            loss = self.exchange.mean_loss(loss, rows_of_all)
-            gradients = self.map(ops.partial(self.exchange.zero_if_dummy_of, rows_of_all), gradients)
+            weight = self.exchange.denominator(row_counts)
+            loss = self.exchange.mean_loss(loss, row_counts)
+            gradients = self.map(ops.partial(self.exchange.zero_if_dummy_of, row_counts), gradients)
         else:
             weight = self._micro_weight(columns)
         if self.kind == COUNTED:  # gradients are NaN if no label of the micro-batch counts
@@ -247,10 +249,10 @@ class TrainStep(nn.Cell):
         if ops.logical_or(done >= self.accumulate, flush):
             statistics_finite = self._statistics_are_finite()
             if self.by_owner:
-                means, statistics_finite = self._mean_by_owner(rows_of_all, loss, statistics_finite, table_rows)
+                means, statistics_finite = self._mean_by_owner(row_counts, loss, statistics_finite, table_rows)
             elif self.exchange is not None:
                 means, statistics_finite = self.exchange.mean_of_sums(
-                    self.gradient_sum, self._divisor(), rows_of_all, statistics_finite
+                    self.gradient_sum, self._divisor(), row_counts, statistics_finite
                 )
             else:
                 means = self.map(ops.partial(self._mean_of, self._divisor()), self.gradient_sum)
@@ -261,15 +263,15 @@ class TrainStep(nn.Cell):
             self.map(self._clear, (*self.gradient_sum, self.weight_sum, self.micro_step))
         else:
             ops.assign(self.micro_step, done)
-        return self._with_denominator(loss, columns, rows_of_all), kept_output(prediction, self.output)
+        return self._with_denominator(loss, columns, row_counts), kept_output(prediction, self.output)
 
-    def _with_denominator(self, loss, columns, rows_of_all):
-        """Return the loss, or (loss, denominator) stacked if `tells_denominator`."""
-        if not self.tells_denominator:
+    def _with_denominator(self, loss, columns, row_counts):
+        """Return the loss, or (loss, denominator) stacked if `returns_denominator`."""
+        if not self.returns_denominator:
             return loss
         denominator = self.forward.denominator(columns)
         if self.exchange is not None:
-            denominator = self.exchange.denominator(rows_of_all)
+            denominator = self.exchange.denominator(row_counts)
         return ops.stack((loss, denominator))
 
     def _divisor(self):
@@ -280,7 +282,7 @@ class TrainStep(nn.Cell):
 
     def _micro_weight(self, columns):
         weight = self.forward.denominator(columns)
-        if not self.forward.several:
+        if not self.forward.is_multi_task:
             return weight
         return self.pick(weight, self.first, 0)  # equal for all tasks, see `check_denominator`
 
@@ -296,7 +298,7 @@ class TrainStep(nn.Cell):
     def _clear(self, total):
         return ops.assign(total, ops.zeros_like(total))
 
-    def _mean_by_owner(self, rows_of_all, loss, statistics_finite, table_rows):
+    def _mean_by_owner(self, row_counts, loss, statistics_finite, table_rows):
         """Return mean accumulated gradients, own rows last, and whether all are finite.
 
         The `ops.depend` calls keep the exchanges in the same order on all processes: loss, rows, dense gradients.
@@ -309,12 +311,12 @@ class TrainStep(nn.Cell):
         if self.guard:
             finite = self.finite_norm(sums, True)
         dense = ()
-        for total in self.gradient_sum[: self.dense]:
+        for total in self.gradient_sum[: self.dense_count]:
             for row_sum in sums:
                 total = ops.depend(total, row_sum)
             dense += (total,)
         means, statistics_finite = self.exchange.mean_of_sums(
-            dense, self._divisor(), rows_of_all, statistics_finite, finite
+            dense, self._divisor(), row_counts, statistics_finite, finite
         )
         for row_sum in sums:
             means += (row_sum / self._divisor(),)
@@ -324,12 +326,12 @@ class TrainStep(nn.Cell):
         if self.scaler is not None:
             gradients = self.scaler.unscale(gradients)
         if self.transform is not None:
-            gradients = self.transform(gradients[: self.dense]) + gradients[self.dense :]
+            gradients = self.transform(gradients[: self.dense_count]) + gradients[self.dense_count :]
         if not self.guard:
             self._apply(gradients, table_rows)
             return
         # Row gradients were checked on all processes when they were summed; only dense gradients remain.
-        checked = gradients[: self.dense] if self.by_owner else gradients
+        checked = gradients[: self.dense_count] if self.by_owner else gradients
         finite = self.finite_norm(checked, loss_is_finite)
         if self.has_statistics or self.by_owner:
             finite = ops.logical_and(finite, statistics_are_finite)
@@ -354,21 +356,21 @@ class TrainStep(nn.Cell):
         if self.clip_norm is not None:
             if self.by_owner:
                 squares = self.tables.squares(table_rows, gradients)
-                for gradient in gradients[: self.dense]:  # exchange squares after gradients, on every process
+                for gradient in gradients[: self.dense_count]:  # exchange squares after gradients, on every process
                     squares = ops.depend(squares, gradient)
-                gradients = self.exchange.clip(gradients, self.dense, squares, self.clip_norm)
+                gradients = self.exchange.clip(gradients, self.dense_count, squares, self.clip_norm)
             else:
                 gradients = ops.clip_by_global_norm(gradients, self.clip_norm)
         dense = gradients
         if self.table_inputs:
-            dense = gradients[: self.dense]
+            dense = gradients[: self.dense_count]
         if self.optimizer_scale != 1.0:
             scaled = ()
             for gradient in dense:
                 scaled += (gradient * self.optimizer_scale,)
             dense = scaled
         if self.table_inputs:
-            # read the learning rate now, because the optimizer advances its own step counter
+            # Read the learning rate first, because the optimizer advances its own step counter.
             self.tables.update(table_rows, gradients, self._learning_rate())
         self.optimizer(dense)
         if self.average is not None:
@@ -388,14 +390,14 @@ class TrainStep(nn.Cell):
         for index, buffer in enumerate(self.buffers):
             ops.assign(buffer, self.saved[index])
 
-    def _count(self, finite, statistics_finite):
+    def _count(self, finite, not_fatal):
         bad = ops.cast(ops.logical_not(finite), mstype.int32)
         run = (self.consecutive + 1) * bad
-        # arithmetic, because indexing with a tensor compiles to about twenty operators
-        here = ops.cast(self.places == self.skipped % RECORDED_BAD_STEPS, mstype.int32) * bad
-        ops.assign_add(self.bad_steps, here * (self.steps_done - self.bad_steps))
+        # Use arithmetic, because indexing with a tensor compiles to about twenty operators.
+        newest = ops.cast(self.ring_positions == self.skipped % RECORDED_BAD_STEPS, mstype.int32) * bad
+        ops.assign_add(self.bad_steps, newest * (self.steps_done - self.bad_steps))
         ops.assign(self.skipped, self.skipped + bad)
         ops.assign(self.consecutive, run)
-        ops.assign(self.fatal, self.fatal + ops.cast(ops.logical_not(statistics_finite), mstype.int32))
+        ops.assign(self.fatal, self.fatal + ops.cast(ops.logical_not(not_fatal), mstype.int32))
         ops.assign(self.longest_run, ops.maximum(self.longest_run, run))
         ops.assign(self.steps_done, self.steps_done + 1)

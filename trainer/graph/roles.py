@@ -22,13 +22,13 @@ class LossColumns:
     count: int  # number of these columns
     labels: tuple[str, ...] = ()  # names of the labels, if known
     weight: str | None = None  # name of the declared weight, or None
-    weighs: bool = False  # whether the trainer applies the weight; if not, the loss takes it as an argument
-    rows_loss: RowLoss | None = None  # the loss with row weights; None for several tasks
+    applies_weight: bool = False  # whether the trainer applies the weight; if not, the loss takes it as an argument
+    weighted_loss: RowLoss | None = None  # the loss with row weights; None for several tasks
 
     @property
     def kind(self) -> str:
         """Kind of the weighted loss's denominator."""
-        return COUNTED if self.rows_loss is None else self.rows_loss.kind
+        return COUNTED if self.weighted_loss is None else self.weighted_loss.kind
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -41,10 +41,9 @@ class LossColumns:
         labels = f"{', '.join(map(repr, self.labels)) or 'the last column'} to {name}"
         if self.weight is None:
             return labels
-        weighs = (
-            f"{self.weight!r} weighs its rows, sum(w l) / sum(w)" if self.weighs else f"{name} takes {self.weight!r}"
-        )
-        return f"{labels}; {weighs}"
+        if not self.applies_weight:
+            return f"{labels}; {name} takes {self.weight!r}"
+        return f"{labels}; {self.weight!r} weighs its rows, sum(w l) / sum(w)"
 
 
 def loss_columns(network: nn.Cell | type[nn.Cell], loss_fn: Any, features: Any) -> LossColumns:
@@ -70,7 +69,7 @@ def loss_columns(network: nn.Cell | type[nn.Cell], loss_fn: Any, features: Any) 
             f"Features(weight={weight!r}): without a label there is no loss to weigh; add label=..."
         )
     if tasks is not None:
-        return _of_tasks(tasks, labels, weight)
+        return _task_columns(tasks, labels, weight)
     if takes == len(labels) + 1 and weight:
         return LossColumns(takes, labels, weight)
     if takes != len(labels):
@@ -85,7 +84,7 @@ def labels_of(loss_fn: Any) -> int:
     return len(loss_fn.tasks) if isinstance(loss_fn, MultiTaskLoss) else label_columns(loss_fn)
 
 
-def _of_tasks(tasks: MultiTaskLoss, labels: Sequence[str], weight: str | None) -> LossColumns:
+def _task_columns(tasks: MultiTaskLoss, labels: Sequence[str], weight: str | None) -> LossColumns:
     missing = [name for name in tasks.label_names if name not in labels]
     unused = [name for name in labels if name not in tasks.label_names]
     if missing or unused:
@@ -117,15 +116,15 @@ def _check_arguments(network: nn.Cell | type[nn.Cell], names: Sequence[str]) -> 
 def _refuse_number(loss_fn: Any, labels: Sequence[str], takes: int, weight: str | None) -> None:
     name, declared = name_of(loss_fn), ", ".join(map(repr, labels))
     if takes == 0:
-        cure = "a loss of only the network's outputs uses none: leave label= and weight= out, or let it take them"
+        remedy = "a loss of only the network's outputs uses none: leave label= and weight= out, or let it take them"
     elif takes < len(labels):
         tasks = ", ".join(f"{label!r}: {name}()" for label in labels)
-        cure = f"give one label, MultiTaskLoss({{{tasks}}}), or a loss of (prediction, {', '.join(labels)})"
+        remedy = f"give one label, MultiTaskLoss({{{tasks}}}), or a loss of (prediction, {', '.join(labels)})"
     else:
-        cure = "declare as many, as Features(label=[...])" + (
+        remedy = "declare as many, as Features(label=[...])" + (
             "" if weight else ", or the weight it takes last as weight="
         )
     raise ConfigurationError(
         f"Features(label=...) declares {len(labels)} ({declared}), but {name} takes {takes} after the "
-        f"prediction; {cure}"
+        f"prediction; {remedy}"
     )

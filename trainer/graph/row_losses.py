@@ -16,7 +16,7 @@ from .denominators import COUNTED, ONE, ClassWeights, Declared, RowCount, denomi
 from .losses import broadcasting
 
 # Class of a loss -> function that builds the same loss without a reduction.
-_EACH: dict[type, Callable[[Any], nn.Cell]] = {
+_UNREDUCED: dict[type, Callable[[Any], nn.Cell]] = {
     nn.BCELoss: lambda loss: nn.BCELoss(None, "none") if loss.weight is None else broadcasting(loss, "none"),
     nn.BCEWithLogitsLoss: lambda loss: nn.BCEWithLogitsLoss("none", loss.weight, loss.pos_weight),
     nn.CrossEntropyLoss: lambda loss: nn.CrossEntropyLoss(loss.weight, loss.ignore_index, "none", loss.label_smoothing),
@@ -33,7 +33,7 @@ _EACH: dict[type, Callable[[Any], nn.Cell]] = {
     nn.SoftmaxCrossEntropyWithLogits: lambda loss: nn.SoftmaxCrossEntropyWithLogits(loss.sparse, "none"),
 }
 # (prediction shape, label shape, label dtype) of the two rows with which `_reduces` calls a loss of an unknown class.
-_TRIED = (((2, 1), (2, 1), np.float32), ((2,), (2,), np.float32), ((2, 3), (2,), np.int32))
+_PROBES = (((2, 1), (2, 1), np.float32), ((2,), (2,), np.float32), ((2, 3), (2,), np.int32))
 TINY = 1e-30
 
 
@@ -58,7 +58,7 @@ class RowLoss(nn.Cell):
 
     def construct(self, prediction, labels, weights):
         """Return the loss; `labels` is a tuple, the weights are float32 [rows]."""
-        values = self._of_each(prediction, labels)
+        values = self._row_values(prediction, labels)
         rows = weights.shape[0]
         values = ops.reshape(ops.cast(values, mstype.float32), _shape_of_rows(self.name, values.shape, rows))
         total = ops.sum(values * ops.reshape(weights, (rows, 1)))
@@ -67,7 +67,7 @@ class RowLoss(nn.Cell):
         elements = 1 if self.of_classes and labels[0].ndim < prediction.ndim else values.shape[1]
         return total / (ops.maximum(self.divisor(labels, weights), TINY) * elements)
 
-    def _of_each(self, prediction, labels):
+    def _row_values(self, prediction, labels):
         return self.each(prediction, *labels)
 
 
@@ -92,7 +92,7 @@ def row_loss(loss_fn: Any) -> RowLoss | None:
 
     A loss that returns one value per row (``reduction="none"``) becomes a weighted mean.
     """
-    make = _EACH.get(type(loss_fn))
+    make = _UNREDUCED.get(type(loss_fn))
     if make is None:
         return None
     return RowLoss(make(loss_fn), denominator_of(loss_fn))
@@ -130,7 +130,7 @@ def _reduces(loss_fn: Any) -> bool:
     if getattr(type(loss_fn), "rows_depend", False):
         return True
     call = loss_fn.construct if isinstance(loss_fn, nn.Cell) else loss_fn
-    for predicted, labelled, dtype in _TRIED:
+    for predicted, labelled, dtype in _PROBES:
         prediction = Tensor(np.linspace(0.3, 0.7, int(np.prod(predicted)), dtype=np.float32).reshape(predicted))
         labels = [Tensor(np.array([0, 1], dtype).reshape(labelled))] * label_columns(loss_fn)
         try:

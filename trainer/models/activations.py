@@ -46,7 +46,7 @@ class Dice(nn.Cell):
         ones = np.ones((1, width), np.float32)
         self.moving_variance = Parameter(Tensor(ones), name="moving_variance", requires_grad=False)
 
-        self.of_batch = _DiceOfBatch()
+        self.batch_dice = _BatchDice()
 
     def construct(self, x, counted):
         dtype, x = x.dtype, as_float32(x)  # squares overflow float16
@@ -54,16 +54,16 @@ class Dice(nn.Cell):
         if self.training:
             counted = as_float32(counted)
             share = counted / ops.clamp(counted.sum(), 1.0, None)
-            activated, mean, variance, _, _, _, _ = self.of_batch(x, alpha, share)
-            ops.assign(self.moving_mean, moved(self.moving_mean, mean))
-            ops.assign(self.moving_variance, moved(self.moving_variance, variance))
+            activated, mean, variance, _, _, _, _ = self.batch_dice(x, alpha, share)
+            ops.assign(self.moving_mean, update_average(self.moving_mean, mean))
+            ops.assign(self.moving_variance, update_average(self.moving_variance, variance))
             return ops.cast(activated, dtype)
         mean, variance = as_float32(self.moving_mean), as_float32(self.moving_variance)
         gate = ops.sigmoid((x - mean) * inverse_root(variance + EPSILON, self.training))
         return ops.cast(x * (alpha + gate * (1 - alpha)), dtype)
 
 
-class _DiceOfBatch(Float32Cell):
+class _BatchDice(Float32Cell):
     """Compute Dice with the batch's mean and variance.
 
     The first output is the result and the only one with a gradient; `bprop` reuses the others.
@@ -84,16 +84,16 @@ class _DiceOfBatch(Float32Cell):
 
     def bprop(self, x, alpha, share, out, dout):
         inverse, normalized, gate, slope, gradient = out[3], out[4], out[5], out[6], dout[0]
-        of_alpha = x * gradient * (1 - gate)
-        of_gate = of_alpha * gate  # `scale` adds the factor 1 - alpha
+        alpha_grad = x * gradient * (1 - gate)
+        gate_grad = alpha_grad * gate  # `scale` adds the factor 1 - alpha
         scale = (1 - alpha) * inverse
         # The gradient through mean and variance gives each row its share of these sums.
-        common = scale * column_sums(of_gate) + normalized * (scale * column_sums(of_gate * normalized))
-        of_x = gradient * slope + of_gate * scale - share.reshape(-1, 1) * common
-        return of_x, column_sums(of_alpha), ops.zeros_like(share)
+        common = scale * column_sums(gate_grad) + normalized * (scale * column_sums(gate_grad * normalized))
+        x_grad = gradient * slope + gate_grad * scale - share.reshape(-1, 1) * common
+        return x_grad, column_sums(alpha_grad), ops.zeros_like(share)
 
 
-def moved(average, value):
+def update_average(average, value):
     """Return a moving average updated with a value; graph code."""
     return MOMENTUM * average + (1 - MOMENTUM) * ops.cast(ops.stop_gradient(value), average.dtype)
 

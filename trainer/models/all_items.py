@@ -50,25 +50,25 @@ class AllItems:
         if seen is not None and user is None:
             raise ConfigurationError("AllItems(seen=...) needs user=..., the column that names the user")
         self.rows = _checked("rows", rows, [item] + ([user] if user else []))
-        of_items = _checked("items", items, [item])
-        self.ids, first = np.unique(np.asarray(of_items[item]), return_index=True)
-        self.items = {name: [column[at] for at in first] for name, column in of_items.items()}
-        self.own = self._numbers(self.rows[item])
+        item_columns = _checked("items", items, [item])
+        self.ids, first = np.unique(np.asarray(item_columns[item]), return_index=True)
+        self.items = {name: [column[at] for at in first] for name, column in item_columns.items()}
+        self.own = self._indices(self.rows[item])
         if (unknown := np.flatnonzero(self.own < 0)).size:
             raise DataError(
                 f"AllItems: row {unknown[0]} has {item}={self.rows[item][unknown[0]]!r}, which is not in items"
             )
         names = np.asarray(self.rows[user]) if user else np.arange(len(self.own))
         self.users, self.of_user = np.unique(names, return_inverse=True)
-        self._seen = self._pairs([] if seen is None else [seen] if isinstance(seen, Mapping) else list(seen))
+        self._seen = self._group_seen([] if seen is None else [seen] if isinstance(seen, Mapping) else list(seen))
 
-    def _numbers(self, names: Any) -> np.ndarray:
+    def _indices(self, names: Any) -> np.ndarray:
         """Return the index of each item; -1 for unknown items."""
         names = np.asarray(names)
         at = np.minimum(np.searchsorted(self.ids, names), len(self.ids) - 1)
         return np.where(self.ids[at] == names, at, -1)
 
-    def _pairs(self, tables: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+    def _group_seen(self, tables: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
         """Return the seen items sorted by user, and the offset of each user's items."""
         users, items = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for table in tables:
@@ -76,7 +76,7 @@ class AllItems:
             table = _checked("seen", table, [self.item, self.user])
             names = np.asarray(table[self.user])
             at = np.minimum(np.searchsorted(self.users, names), len(self.users) - 1)
-            numbers = self._numbers(table[self.item])
+            numbers = self._indices(table[self.item])
             known = (self.users[at] == names) & (numbers >= 0)
             users.append(at[known])
             items.append(numbers[known])
@@ -102,11 +102,11 @@ class AllItems:
             users = user_vectors(model, {name: column[part] for name, column in inputs.items()})
             scores = checked_vectors("users", users) @ vectors.T
             rows, own = np.arange(len(scores)), self.own[part]
-            mine = scores[rows, own].copy()
+            own_scores = scores[rows, own].copy()
             for row, of_user in enumerate(self.of_user[part]):
                 scores[row, seen[starts[of_user] : starts[of_user + 1]]] = -np.inf
-            scores[rows, own] = mine
-            ranks[part] = (scores >= mine[:, None]).sum(axis=1)
+            scores[rows, own] = own_scores
+            ranks[part] = (scores >= own_scores[:, None]).sum(axis=1)
         return ranks
 
     def __call__(self, model: Predicts, run_dir: Any = None) -> dict[str, float]:

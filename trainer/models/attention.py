@@ -7,10 +7,10 @@ from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
 
-def up_to_own_place(length):
+def causal_mask(length):
     """Return a causal mask, 1 up to the query's position, float32 [L, L]; graph code."""
-    places = ops.arange(length)
-    return ops.cast(ops.expand_dims(places, 0) <= ops.expand_dims(places, 1), mstype.float32)
+    positions = ops.arange(length)
+    return ops.cast(ops.expand_dims(positions, 0) <= ops.expand_dims(positions, 1), mstype.float32)
 
 
 class Attention(nn.Cell):
@@ -68,20 +68,20 @@ class _WeightedValues(nn.Cell):
         if self.masked:
             scores = scores - 1e9 * (1 - ops.cast(kept, mstype.float32).reshape(kept.shape[0], 1, 1, kept.shape[1]))
         if self.causal:
-            scores = scores - 1e9 * (1 - up_to_own_place(scores.shape[3]))
+            scores = scores - 1e9 * (1 - causal_mask(scores.shape[3]))
         weights = ops.cast(self.softmax(scores), value.dtype)
         return self._join(self.product(weights, value)), weights
 
     def bprop(self, query, key, value, kept, out, dout):
         attended, weights = self._split(out[0]), out[1]
         query, key, value, gradient = self._split(query), self._split(key), self._split(value), self._split(dout[0])
-        of_weights = self.product_with_transposed(gradient, value)
-        # Equals the sum of weights * of_weights over the keys, computed from smaller arrays.
+        weight_grad = self.product_with_transposed(gradient, value)
+        # Equals the sum of weights * weight_grad over the keys, computed from smaller arrays.
         mean = (attended * gradient).sum(-1, keepdims=True)
-        of_scores = weights * (of_weights - mean)
+        score_grad = weights * (weight_grad - mean)
         return (
-            self._join(self._scaled(self.product(of_scores, key))),
-            self._join(self.product_of_transposed(of_scores, self._scaled(query))),
+            self._join(self._scaled(self.product(score_grad, key))),
+            self._join(self.product_of_transposed(score_grad, self._scaled(query))),
             self._join(self.product_of_transposed(weights, gradient)),
             ops.zeros_like(kept),
         )

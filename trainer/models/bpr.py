@@ -15,9 +15,9 @@ from ..checks import choice
 from ..errors import ConfigurationError
 from ..features import FeatureEmbedding, Features
 from ..features.feature import Kind
-from .in_batch_softmax import choices_of, each_item_once, scores_and_same
+from .in_batch_softmax import distinct_item_weights, flatten_positions, scores_and_same
 from .layers import pooled_embedding
-from .two_tower import Sides, divided
+from .two_tower import SplitFields, split_features
 
 
 class BPR(nn.Cell):
@@ -58,7 +58,7 @@ class BPR(nn.Cell):
         else:
             self.training_columns = (_column_of_negatives(features, item, negatives),)
             self.embedding = FeatureEmbedding(features, dim)
-        self.sides = Sides(*divided(features, "BPR", self.embedding.field_names, (), item)[:2])
+        self.sides = SplitFields(*split_features(features, "BPR", self.embedding.field_names, (), item)[:2])
 
     def construct(self, *columns):
         fields, _, sequences = self.embedding(*columns)
@@ -111,9 +111,9 @@ class BPRLoss(nn.Cell):
     def construct(self, vectors, item):
         if isinstance(vectors, tuple) and vectors[0].ndim == 2:
             return self._of_drawn(*vectors)
-        vectors, item, rows = choices_of(vectors, item)
+        vectors, item, rows = flatten_positions(vectors, item)
         scores, same, own = scores_and_same(vectors, item)
-        negatives = each_item_once(same, rows) * (1 - same)
+        negatives = distinct_item_weights(same, rows) * (1 - same)
         losses = (negatives * ops.softplus(scores - ops.expand_dims(own, 1))).sum(axis=1)
         return (rows * losses / ops.maximum(negatives.sum(axis=1), 1.0)).sum() / rows.sum()
 

@@ -26,8 +26,8 @@ def running_count(mask):
     Computed as a product with a triangular matrix of ones, because MindSpore cannot export CumSum to ONNX. Counts are
     exact below 2**24.
     """
-    places = ops.arange(mask.shape[1])
-    triangle = ops.cast(ops.expand_dims(places, 1) <= ops.expand_dims(places, 0), mstype.float32)
+    positions = ops.arange(mask.shape[1])
+    triangle = ops.cast(ops.expand_dims(positions, 1) <= ops.expand_dims(positions, 0), mstype.float32)
     return ops.matmul(ops.cast(mask, mstype.float32), triangle)
 
 

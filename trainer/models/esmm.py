@@ -50,10 +50,10 @@ class ESMM(nn.Cell):
         fields, numbers, _ = self.embedding(*columns)
         x = flat(fields, numbers)
         click, conversion = self.click(x).reshape(-1), self.conversion(x).reshape(-1)
-        return click, both_logit(click, conversion)
+        return click, product_logit(click, conversion)
 
 
-def both_logit(a, b):
+def product_logit(a, b):
     """Return the logit of a product of probabilities, given as logits; graph code."""
     # For p = s(a) s(b), the odds are p / (1 - p) = 1 / (exp(-a) + exp(-b) + exp(-a - b)). Return their logarithm.
     a, b = ops.cast(a, mstype.float32), ops.cast(b, mstype.float32)

@@ -10,7 +10,7 @@ from typing import ClassVar
 from mindspore import nn, ops
 
 from ..checks import number, whole
-from .in_batch_softmax import choices_of, each_item_once, scores_and_same
+from .in_batch_softmax import distinct_item_weights, flatten_positions, scores_and_same
 
 
 class GBCE(nn.Cell):
@@ -43,9 +43,9 @@ class GBCE(nn.Cell):
         self.calibration = number("GBCE(calibration=...)", calibration, minimum=0, maximum=1)
 
     def construct(self, vectors, item):
-        vectors, item, rows = choices_of(vectors, item)
+        vectors, item, rows = flatten_positions(vectors, item)
         scores, same, own = scores_and_same(vectors, item)
-        negatives = each_item_once(same, rows) * (1 - same)
+        negatives = distinct_item_weights(same, rows) * (1 - same)
         count = ops.stop_gradient(ops.maximum(negatives.sum(axis=1), 1.0))
         rate = ops.minimum(count / self.others, 1.0)
         power = rate * (self.calibration * (1 - 1 / rate) + 1 / rate)

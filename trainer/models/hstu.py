@@ -14,7 +14,7 @@ from mindspore.common.initializer import Normal, initializer
 from ..checks import whole
 from ..errors import ConfigurationError
 from ..features import Features
-from .attention import up_to_own_place
+from .attention import causal_mask
 from .layers import LayerNorm
 from .next_item import NextItem
 
@@ -48,13 +48,13 @@ class HSTULayer(nn.Cell):
     def construct(self, x):
         expanded = self.expand(self.norm(x))
         gate, value, query, key = self.split(expanded * ops.sigmoid(expanded))
-        places = ops.arange(x.shape[1])
+        positions = ops.arange(x.shape[1])
         # Use float32, because the minimum of integers cannot be exported to ONNX.
-        distance = ops.cast(ops.expand_dims(places, 1) - ops.expand_dims(places, 0), mstype.float32)
+        distance = ops.cast(ops.expand_dims(positions, 1) - ops.expand_dims(positions, 0), mstype.float32)
         distance = ops.cast(ops.minimum(ops.relu(distance), self.last_distance), mstype.int32)
         bias = ops.cast(ops.gather(self.bias, distance, 0), x.dtype)
         scores = self.product_with_transposed(self._heads(query), self._heads(key)) + bias
-        causal = ops.cast(up_to_own_place(x.shape[1]), x.dtype) / self.positions
+        causal = ops.cast(causal_mask(x.shape[1]), x.dtype) / self.positions
         attended = self.product(scores * ops.sigmoid(scores) * causal, self._heads(value))
         attended = attended.swapaxes(1, 2).reshape(x.shape)
         return x + self.contract(self.drop(self.attended_norm(attended) * gate))

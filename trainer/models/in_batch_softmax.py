@@ -61,7 +61,7 @@ class InBatchSoftmax(nn.Cell):
         number("InBatchSoftmax(rate=...)", rate, above=0, maximum=1)
         self.scale, self.correction = 1.0 / temperature, correction
         self.is_running = correction == "running"
-        self.own_item = _OwnItem()
+        self.own_item = _OwnItemLoss()
         if self.is_running:
             self.buckets, self.rate = buckets, rate
             self.lower_bits = Tensor(np.array([0x7FFFFFFF], np.int64))
@@ -75,7 +75,7 @@ class InBatchSoftmax(nn.Cell):
                 "InBatchSoftmax(correction='running') counts item ids in the label, but sasrec and hstu give the items "
                 "of a history only as positions in the step: use correction='batch'"
             )
-        vectors, item, rows = choices_of(vectors, item)
+        vectors, item, rows = flatten_positions(vectors, item)
         users, items = vectors[:, : vectors.shape[1] // 2], vectors[:, vectors.shape[1] // 2 :]
         same = same_item(item)
         bias = 1e9 * (1 - rows)
@@ -105,17 +105,21 @@ class InBatchSoftmax(nn.Cell):
         return -ops.log(ops.clamp(interval, 1.0, None))
 
 
-def choices_of(vectors, item):
+def flatten_positions(vectors, item):
     """Return vectors [M, 2 * width], items [M] and row weights [M]; graph code.
 
     The inputs are those of `InBatchSoftmax`. Each position of a history becomes a row. Row weights, float32, are 0 for
     padding and 1 otherwise.
     """
     if isinstance(vectors, tuple):
-        of_places, items, kept = vectors
-        if of_places.ndim == 2:
+        position_vectors, items, kept = vectors
+        if position_vectors.ndim == 2:
             raise TypeError("this loss draws its negatives from the batch; BPR(negatives=...) needs BPRLoss")
-        return ops.cast(of_places.reshape(-1, of_places.shape[2]), mstype.float32), items.reshape(-1), kept.reshape(-1)
+        return (
+            ops.cast(position_vectors.reshape(-1, position_vectors.shape[2]), mstype.float32),
+            items.reshape(-1),
+            kept.reshape(-1),
+        )
     if item.dtype not in _INTEGERS:
         raise TypeError(
             "the label of this loss must be integers that identify items; Features(label=...) names the column of the "
@@ -143,13 +147,13 @@ def same_item(item):
     return ops.cast(ops.expand_dims(item, 1) - ops.expand_dims(item, 0) == 0, mstype.float32)
 
 
-def each_item_once(same, rows):
+def distinct_item_weights(same, rows):
     """Return weights of the rows, [1, M], that sum to 1 for each item; graph code."""
     count = ops.matmul(ops.expand_dims(rows, 0), same)
     return ops.stop_gradient(ops.expand_dims(rows, 0) / ops.maximum(count, 1.0))
 
 
-class _OwnItem(nn.Cell):
+class _OwnItemLoss(nn.Cell):
     """Compute the weighted mean loss, and the log probabilities for its gradient.
 
     The logits have shape [M, M + 1]. Column 0 is the row's own item; the items of all rows follow, with repetitions of
@@ -174,8 +178,8 @@ class _OwnItem(nn.Cell):
     def bprop(self, users, items, same, bias, weights, out, dout):
         probability = ops.exp(out[1])
         factors = ops.expand_dims(weights, 1) * dout[0]
-        of_own = (probability[:, :1] - 1) * factors
+        own_grad = (probability[:, :1] - 1) * factors
         after_own = ops.concat((ops.zeros_like(items[:1]), items), 0)
-        of_users = self.product(probability, after_own) * factors + of_own * items
-        of_items = self.product_of_transposed(probability, users * factors)[1:] + of_own * users
-        return of_users, of_items, ops.zeros_like(same), ops.zeros_like(bias), ops.zeros_like(weights)
+        user_grad = self.product(probability, after_own) * factors + own_grad * items
+        item_grad = self.product_of_transposed(probability, users * factors)[1:] + own_grad * users
+        return user_grad, item_grad, ops.zeros_like(same), ops.zeros_like(bias), ops.zeros_like(weights)

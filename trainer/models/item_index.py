@@ -92,8 +92,8 @@ class ItemIndex:
             count: number of nearest items.
         """
         users, count = checked_vectors("users", users), min(count, len(self))
-        least, found = top_items(users, self.vectors, count)[1][:, -1:], self._nearest(users, count, None)[1]
-        return float(np.mean(found >= least - _ROUNDING * np.abs(least)))
+        threshold, found = top_items(users, self.vectors, count)[1][:, -1:], self._nearest(users, count, None)[1]
+        return float(np.mean(found >= threshold - _ROUNDING * np.abs(threshold)))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -126,43 +126,43 @@ class ItemIndex:
         if users.shape[1] != width:
             raise ConfigurationError(f"ItemIndex.search: users have {users.shape[1]} columns, items {width}")
         count = min(whole("ItemIndex.search(count=...)", count), len(self))
-        hidden = self._hidden(exclude, len(users))
-        searched = min(count + max(map(len, hidden), default=0), len(self) if among is None else len(among))
-        numbers, scores = self._nearest(users, searched, among)
+        excluded = self._excluded(exclude, len(users))
+        searched = min(count + max(map(len, excluded), default=0), len(self) if among is None else len(among))
+        indices, scores = self._nearest(users, searched, among)
         if exclude is not None:
-            for row, unwanted in enumerate(hidden):
-                scores[row, np.isin(numbers[row], unwanted)] = -np.inf
+            for row, unwanted in enumerate(excluded):
+                scores[row, np.isin(indices[row], unwanted)] = -np.inf
             order = np.argsort(-scores, axis=1, kind="stable")
-            numbers, scores = np.take_along_axis(numbers, order, 1), np.take_along_axis(scores, order, 1)
-        return self.ids[numbers[:, :count]], scores[:, :count]
+            indices, scores = np.take_along_axis(indices, order, 1), np.take_along_axis(scores, order, 1)
+        return self.ids[indices[:, :count]], scores[:, :count]
 
-    def _hidden(self, exclude: Sequence[Sequence[Any]] | None, users: int) -> list[np.ndarray]:
+    def _excluded(self, exclude: Sequence[Sequence[Any]] | None, users: int) -> list[np.ndarray]:
         """Return the indices of the excluded items of each user."""
         if exclude is None:
             return []
         if len(exclude) != users:
             raise ConfigurationError(f"ItemIndex.search(exclude=...): {len(exclude)} lists for {users} users")
-        hidden = []
+        excluded = []
         for ids in exclude:
             known, dtype = np.asarray(ids, dtype=None if len(ids) else self.ids.dtype), self.ids.dtype
             if known.dtype.kind != dtype.kind and (known.dtype.kind, dtype.kind) != ("u", "i"):
                 raise ConfigurationError(f"ItemIndex.search(exclude=...): ids are {dtype}; received {known.dtype}")
             at = np.minimum(np.searchsorted(self.ids, known, sorter=self._order), len(self) - 1)
-            numbers = self._order[at]
-            hidden.append(numbers[self.ids[numbers] == known])
-        return hidden
+            indices = self._order[at]
+            excluded.append(indices[self.ids[indices] == known])
+        return excluded
 
     def _nearest(self, users: np.ndarray, count: int, among: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         if not count:
             return np.zeros((len(users), 0), np.int64), np.zeros((len(users), 0), np.float32)
         if among is not None:
-            numbers, scores = top_items(users, self.vectors[among], count)
-            return among[numbers], scores
+            indices, scores = top_items(users, self.vectors[among], count)
+            return among[indices], scores
         if self._graph is None:
             return top_items(users, self.vectors, count)
         self._graph.hnsw.efSearch = max(self.effort, count)
-        scores, numbers = self._graph.search(users, count)
-        return np.where(numbers < 0, 0, numbers), np.where(numbers < 0, np.float32(-np.inf), scores)
+        scores, indices = self._graph.search(users, count)
+        return np.where(indices < 0, 0, indices), np.where(indices < 0, np.float32(-np.inf), scores)
 
 
 def _neighbour_graph(vectors: np.ndarray, links: int, effort: int) -> Any:

@@ -76,7 +76,7 @@ class Linear(nn.Cell):
         self.numbers = nn.Dense(self.weights.number_width, outputs, weight_init="zeros")
         self.outputs = outputs
 
-    def begin_as(self, model: LinearModel, units: LabelUnits | None = None) -> None:
+    def initialize_from(self, model: LinearModel, units: LabelUnits | None = None) -> None:
         """Initialize the weights from a regression fitted on the same features.
 
         Tables that admit or evict ids, and numbers with embedding vectors, keep their initial weights.
@@ -162,14 +162,14 @@ class LayerNorm(nn.Cell):
         super().__init__()
         self.gamma = Parameter(initializer("ones", (width,)), name="gamma")
         self.beta = Parameter(initializer("zeros", (width,)), name="beta")
-        self.scaled = _Scaled(width)
+        self.scaled = _ScaledNormalization(width)
 
     def construct(self, x):
         # Compute in float32, because squares overflow float16.
         return ops.cast(self.scaled(as_float32(x), as_float32(self.gamma), as_float32(self.beta))[0], x.dtype)
 
 
-class _Scaled(Float32Cell):
+class _ScaledNormalization(Float32Cell):
     """Compute the values of `LayerNorm`, and two arrays that the gradient reuses.
 
     On CPU, MindSpore's LayerNorm is 10 to 30 times slower. The mean is computed by a matrix product, which is faster
@@ -192,8 +192,8 @@ class _Scaled(Float32Cell):
     def bprop(self, x, gamma, beta, out, dout):
         mean, centering = as_float32(self.mean), as_float32(self.centering)
         normalized, inverse, scaled = out[1], out[2], dout[0] * gamma
-        of_x = inverse * (ops.matmul(scaled, centering) - normalized * ops.matmul(scaled * normalized, mean))
-        return of_x, column_sums(dout[0] * normalized), column_sums(dout[0])
+        x_grad = inverse * (ops.matmul(scaled, centering) - normalized * ops.matmul(scaled * normalized, mean))
+        return x_grad, column_sums(dout[0] * normalized), column_sums(dout[0])
 
 
 def as_float32(x):

@@ -37,9 +37,9 @@ class LinearModel:
     def __init__(self, features: Features, inputs: Mapping[str, Any], classes: int) -> None:
         self._features = features
         self._ids: dict[str, np.ndarray] = {}
-        for output in _of_tables(features):
-            table = _table(output)
-            seen = np.unique(_listed(features, inputs, output)[0])
+        for output in _table_outputs(features):
+            table = _table_name(output)
+            seen = np.unique(_ids_and_weights(features, inputs, output)[0])
             self._ids[table] = np.union1d(self._ids[table], seen) if table in self._ids else seen
         x, mean, deviation = self._design(inputs, None)
         labels = np.asarray(inputs[features.labels[0]], np.float64).reshape(-1)
@@ -69,42 +69,46 @@ class LinearModel:
         mean, deviation = (numbers.mean(0), numbers.std(0)) if scaling is None else scaling
         deviation = np.where(deviation > 0, deviation, 1.0)
         blocks: dict[str, Any] = {}
-        for output in _of_tables(features):
-            ids, ends, shares = _listed(features, inputs, output)
-            known = self._ids[_table(output)]
+        for output in _table_outputs(features):
+            ids, ends, id_weights = _ids_and_weights(features, inputs, output)
+            known = self._ids[_table_name(output)]
             if not len(known):  # all lists of the training rows were empty
-                ids, ends, shares = ids[:0], 0 * ends, shares[:0]
-            places = np.minimum(np.searchsorted(known, ids), len(known) - 1)
-            block = sparse.csr_matrix((shares * (known[places] == ids), places, ends), shape=(count, len(known)))
-            blocks[_table(output)] = blocks[_table(output)] + block if _table(output) in blocks else block
+                ids, ends, id_weights = ids[:0], 0 * ends, id_weights[:0]
+            positions = np.minimum(np.searchsorted(known, ids), len(known) - 1)
+            block = sparse.csr_matrix(
+                (id_weights * (known[positions] == ids), positions, ends), shape=(count, len(known))
+            )
+            blocks[_table_name(output)] = (
+                blocks[_table_name(output)] + block if _table_name(output) in blocks else block
+            )
         scaled = sparse.csr_matrix((numbers - mean) / deviation)
         return sparse.hstack([scaled, *(blocks[table] for table in self._ids)], "csr"), mean, deviation
 
 
-def _of_tables(features: Features) -> list[Output]:
+def _table_outputs(features: Features) -> list[Output]:
     return [*features.of_kind(Kind.IDS), *features.of_kind(Kind.LIST)]
 
 
-def _table(output: Output) -> str:
+def _table_name(output: Output) -> str:
     assert output.table is not None
     return output.table.name
 
 
-def _listed(features: Features, inputs: Mapping[str, Any], output: Output) -> tuple[np.ndarray, ...]:
+def _ids_and_weights(features: Features, inputs: Mapping[str, Any], output: Output) -> tuple[np.ndarray, ...]:
     """Return ids, the row offsets, and the weight of each id within its row."""
     if output.kind is Kind.IDS:
         ids = inputs[IDS][:, features.of_kind(Kind.IDS).index(output)]
         return ids, np.arange(len(ids) + 1), np.ones(len(ids))
     listed = inputs[output.name]
-    shares = np.ones(len(listed.values))
+    id_weights = np.ones(len(listed.values))
     if output.weights is not None:
-        shares = np.asarray(inputs[output.weights].values, np.float64)
+        id_weights = np.asarray(inputs[output.weights].values, np.float64)
     if output.pooling != "sum":
         row = np.repeat(np.arange(len(listed)), np.diff(listed.offsets))
-        sums = np.bincount(row, shares**2 if output.pooling == "sqrtn" else shares, len(listed))
+        sums = np.bincount(row, id_weights**2 if output.pooling == "sqrtn" else id_weights, len(listed))
         total = np.sqrt(sums) if output.pooling == "sqrtn" else sums
-        shares = shares / np.where(total > 0, total, 1.0)[row]
-    return listed.values, listed.offsets, shares
+        id_weights = id_weights / np.where(total > 0, total, 1.0)[row]
+    return listed.values, listed.offsets, id_weights
 
 
 def _regression(x: Any, labels: np.ndarray, weight: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -125,14 +129,14 @@ def _regression(x: Any, labels: np.ndarray, weight: np.ndarray, classes: int) ->
         weights, bias = flat[:-outputs].reshape(width, outputs), flat[-outputs:]
         z = x @ weights + bias
         if classes == 1:
-            each, slope = 0.5 * (z - wanted)[:, 0] ** 2, z - wanted
+            losses, slope = 0.5 * (z - wanted)[:, 0] ** 2, z - wanted
         elif classes == 2:
-            each, slope = (np.logaddexp(0, z) - wanted * z)[:, 0], 1 / (1 + np.exp(-z)) - wanted
+            losses, slope = (np.logaddexp(0, z) - wanted * z)[:, 0], 1 / (1 + np.exp(-z)) - wanted
         else:
-            each, slope = logsumexp(z, 1) - (wanted * z).sum(1), softmax(z, 1) - wanted
+            losses, slope = logsumexp(z, 1) - (wanted * z).sum(1), softmax(z, 1) - wanted
         slope = slope * weight[:, None]
         gradient = [(transposed @ slope + weights).ravel(), slope.sum(0)]
-        return (weight @ each + 0.5 * (weights**2).sum()) / total, np.concatenate(gradient) / total
+        return (weight @ losses + 0.5 * (weights**2).sum()) / total, np.concatenate(gradient) / total
 
     options = {"maxiter": _MAX_ITERATIONS, "gtol": _GRADIENT, "ftol": 0.0}
     with np.errstate(over="ignore"):  # for a large negative logit exp(-z) is inf, and its probability is 0

@@ -14,7 +14,7 @@ from ..features import Features
 from .layers import Perceptron, flat, flat_width, pooled_embedding, tasks_of
 
 
-def mixed(experts, weights):
+def mix_experts(experts, weights):
     """Mix experts [N, E, W] with softmax(weights), [N, E], to [N, W]; graph code."""
     return ops.matmul(ops.expand_dims(ops.softmax(weights, -1), 1), experts).reshape(experts.shape[0], -1)
 
@@ -62,5 +62,5 @@ class MMoE(nn.Cell):
         experts = ops.stack(outputs, 1)
         logits = ()
         for index in range(len(self.tasks)):
-            logits += (self.towers[index](mixed(experts, self.gates[index](x))).reshape(-1),)
+            logits += (self.towers[index](mix_experts(experts, self.gates[index](x))).reshape(-1),)
         return logits

@@ -98,8 +98,8 @@ class NextItem(nn.Cell):
         item, history, mask = candidate_and_history(fields, sequences, self.candidates)
         kept = ops.cast(mask, mstype.float32)
         count = running_count(mask)
-        back = ops.cast(ops.minimum(count[:, -1:] - count, self.last_position), mstype.int32)
-        x = self.drop_input(history + ops.gather(self.positions, back, 0))
+        distance = ops.cast(ops.minimum(count[:, -1:] - count, self.last_position), mstype.int32)
+        x = self.drop_input(history + ops.gather(self.positions, distance, 0))
         x = self.encode(x * ops.cast(ops.expand_dims(kept, 2), x.dtype), kept)
         last = kept * ops.cast(count == count[:, -1:], mstype.float32)
         if self.training:
@@ -108,13 +108,13 @@ class NextItem(nn.Cell):
         return ops.concat((self._scaled(user), self._scaled(item)), 1)
 
     def _at_each_position(self, columns, x, item, history, last, kept):
-        of_item, of_history = self.embedding.rows_of(columns, self.candidates[0])
+        item_row, history_rows = self.embedding.rows_of(columns, self.candidates[0])
         following = ops.concat((history[:, 1:], ops.expand_dims(item, 1)), 1)
         at_end = ops.cast(ops.expand_dims(last, 2), item.dtype)
         following = following * (1 - at_end) + ops.expand_dims(item, 1) * at_end
-        of_item = ops.expand_dims(of_item, 1)
-        rows = ops.concat((of_history[:, 1:], of_item), 1)
-        rows = ops.select(last > 0, ops.broadcast_to(of_item, rows.shape), rows)
+        item_row = ops.expand_dims(item_row, 1)
+        rows = ops.concat((history_rows[:, 1:], item_row), 1)
+        rows = ops.select(last > 0, ops.broadcast_to(item_row, rows.shape), rows)
         vectors = ops.concat((x.reshape(-1, self.width), following.reshape(-1, self.width)), 0)
         vectors = self._scaled(vectors).reshape(2, *x.shape)
         return ops.concat((vectors[0], vectors[1]), 2), rows, kept

@@ -12,7 +12,7 @@ from mindspore import nn, ops
 from ..checks import whole
 from ..features import Features
 from .layers import Perceptron, check_hidden, flat, flat_width, pooled_embedding, tasks_of
-from .mmoe import mixed
+from .mmoe import mix_experts
 
 
 class ExtractionLayer(nn.Cell):
@@ -47,8 +47,8 @@ class ExtractionLayer(nn.Cell):
         mixtures = ()
         for index in range(self.count - 1):
             seen = ops.concat((outputs[index], shared), 1)
-            mixtures += (mixed(seen, self.gates[index](inputs[index])),)
-        return (*mixtures, mixed(ops.concat(outputs, 1), self.gates[self.count - 1](inputs[self.count - 1])))
+            mixtures += (mix_experts(seen, self.gates[index](inputs[index])),)
+        return (*mixtures, mix_experts(ops.concat(outputs, 1), self.gates[self.count - 1](inputs[self.count - 1])))
 
 
 class PLE(nn.Cell):

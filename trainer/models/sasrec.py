@@ -34,8 +34,8 @@ class SASRecBlock(nn.Cell):
         self.drop_attended, self.drop_perceptron = drop_attended, drop_perceptron
 
     def construct(self, x):
-        seen = self.norm(x)
-        x = x + self.drop_attended(self.attention(self.query(seen), self.key(seen), self.value(seen)))
+        normalized = self.norm(x)
+        x = x + self.drop_attended(self.attention(self.query(normalized), self.key(normalized), self.value(normalized)))
         return x + self.drop_perceptron(self.second(self.activation(self.first(self.second_norm(x)))))
 
 

@@ -56,8 +56,10 @@ class TwoTower(nn.Cell):
         fields = self.embedding.field_names
         plain = [output for output in features.of_kind(Kind.NUMBERS) if output.vector is None]
         numbers = [output.name for output in plain for _ in range(output.width)]
-        user_fields, item_fields, user_numbers, item_numbers = divided(features, "TwoTower", fields, numbers, item)
-        self.sides = Sides(user_fields, item_fields)
+        user_fields, item_fields, user_numbers, item_numbers = split_features(
+            features, "TwoTower", fields, numbers, item
+        )
+        self.sides = SplitFields(user_fields, item_fields)
         self.user_numbers, self.item_numbers = _indices(user_numbers), _indices(item_numbers)
         self.user = Perceptron(len(user_fields) * dim + len(user_numbers), hidden, width)
         self.item = Perceptron(len(item_fields) * dim + len(item_numbers), hidden, width)
@@ -66,12 +68,12 @@ class TwoTower(nn.Cell):
         fields, numbers, _ = self.embedding(*columns)
         numbers = ops.cast(numbers, fields.dtype)
         user, item = self.sides(fields)
-        user = self.user(_joined(user, numbers, self.user_numbers))
-        item = self.item(_joined(item, numbers, self.item_numbers))
+        user = self.user(_concat_columns(user, numbers, self.user_numbers))
+        item = self.item(_concat_columns(item, numbers, self.item_numbers))
         return ops.concat((normalized(user, self.training), normalized(item, self.training)), 1)
 
 
-def divided(
+def split_features(
     features: Features, model: str, fields: Sequence[str], numbers: Sequence[str], item: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return the indices of user fields, item fields, user numbers and item numbers.
@@ -86,18 +88,18 @@ def divided(
             raise ConfigurationError(
                 f"{model}(item=...): no feature {name!r}; there are {', '.join(names)}{did_you_mean(name, names)}"
             )
-    if problem := after_the_choice(features, item):
+    if problem := label_leak(features, item):
         raise ConfigurationError(f"{model}(item=...): {problem}")
-    user_fields, item_fields = _parted(fields, item)
+    user_fields, item_fields = _split_indices(fields, item)
     if not len(user_fields) or not len(item_fields):
         raise ConfigurationError(
             f"{model}(item={list(item)}) needs a category or list of the item and one of the user; there are "
             f"{', '.join(fields) or 'none'}"
         )
-    return user_fields, item_fields, *_parted(numbers, item)
+    return user_fields, item_fields, *_split_indices(numbers, item)
 
 
-def after_the_choice(features: Features, item: Sequence[str]) -> str | None:
+def label_leak(features: Features, item: Sequence[str]) -> str | None:
     """Return a message if a user feature reads the label or the weight, else None.
 
     These columns are known only after the user has chosen, so a served user has no values for them.
@@ -113,7 +115,7 @@ def after_the_choice(features: Features, item: Sequence[str]) -> str | None:
     return None
 
 
-class Sides(nn.Cell):
+class SplitFields(nn.Cell):
     """Split fields [N, F, D] into those of the user and those of the item."""
 
     def __init__(self, user: np.ndarray, item: np.ndarray) -> None:
@@ -128,7 +130,7 @@ class Sides(nn.Cell):
         return (ops.gather(ops.concat(dout, 1), self.order, 1),)
 
 
-def _parted(names: Sequence[str], item: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+def _split_indices(names: Sequence[str], item: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     of_item = np.array([name in item for name in names], bool)
     return np.flatnonzero(~of_item), np.flatnonzero(of_item)
 
@@ -137,7 +139,7 @@ def _indices(positions: np.ndarray) -> Tensor | None:
     return Tensor(positions.astype(np.int32)) if len(positions) else None
 
 
-def _joined(fields, numbers, columns):
+def _concat_columns(fields, numbers, columns):
     """Concatenate the fields and the given columns of numbers; graph code."""
     fields = fields.reshape(fields.shape[0], -1)
     return fields if columns is None else ops.concat((fields, ops.gather(numbers, columns, 1)), 1)

@@ -76,7 +76,7 @@ class Baseline(Callback):
         if _is_trained(trainer, linear[0]):
             return
         units = [cell for cell in trainer.network.cells() if isinstance(cell, LabelUnits)]
-        linear[0].begin_as(self._linear(features, trainer.loss_fn)[1], *units)
+        linear[0].initialize_from(self._linear(features, trainer.loss_fn)[1], *units)
         name = _regression_name(trainer.loss_fn)
         logger.info("the network starts with the weights of a %s on the same features", name)
 

@@ -29,7 +29,7 @@ CALIBRATED = "calibrated"  # prefix of the names of metrics of calibrated probab
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
-def bound_calibrator(value: Any, trainer: TrainedNetwork) -> Calibrator | None:
+def make_calibrator(value: Any, trainer: TrainedNetwork) -> Calibrator | None:
     """Return the calibrator of `Trainer(calibration=...)`, or None.
 
     Raises:
@@ -93,12 +93,12 @@ class CalibratedRows:
 
     Args:
         calibrator: the Trainer's calibrator.
-        learns: True fits the calibration (validation in `fit`); False measures it (`evaluate`).
+        fit_calibration: True fits the calibration (validation in `fit`); False measures it (`evaluate`).
     """
 
-    def __init__(self, calibrator: Calibrator, *, learns: bool) -> None:
-        self._calibrator, self._learns = calibrator, learns
-        self._map = None if learns or not calibrator.is_learned else calibrator.fitted()
+    def __init__(self, calibrator: Calibrator, *, fit_calibration: bool) -> None:
+        self._calibrator, self._fit = calibrator, fit_calibration
+        self._map = None if fit_calibration or not calibrator.is_learned else calibrator.fitted()
         self._metrics = calibrated_metrics(calibrator)
 
     def ids(self, chunk: Chunk) -> np.ndarray | None:
@@ -107,7 +107,7 @@ class CalibratedRows:
 
     def add(self, outputs: Any, labels: Any, weights: np.ndarray | None, ids: np.ndarray | None) -> None:
         """Add a batch; see `Calibrator.add`."""
-        if self._learns:
+        if self._fit:
             self._calibrator.add(outputs, labels, weights, ids)
         elif self._map is not None:
             probabilities = self._map(np.asarray(outputs), ids)

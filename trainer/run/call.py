@@ -75,7 +75,7 @@ def _call(trainer: TrainerBase, phase: Phase, callbacks: Any) -> Iterator[StopOn
     state = trainer.state
     check_idle(trainer)
     check_not_forked()
-    trained_with = trainer.callbacks, trainer.history
+    training_callbacks = trainer.callbacks, trainer.history
     trainer.callbacks, trainer.history = make_callbacks(callbacks, main=trainer.group.is_main)
     state.begin(phase)
     try:
@@ -84,7 +84,7 @@ def _call(trainer: TrainerBase, phase: Phase, callbacks: Any) -> Iterator[StopOn
             notebook_sources((trainer.network, trainer.loss_fn, trainer.optimizer, trainer.own_eval_network)),
             StopOnSignal(
                 lambda name: trainer.stop(name, kind="signal"),
-                lambda: _wind_up(trainer),
+                lambda: _shut_down(trainer),
                 alone=trainer.group.size == 1,
             ) as signals,
         ):
@@ -95,19 +95,19 @@ def _call(trainer: TrainerBase, phase: Phase, callbacks: Any) -> Iterator[StopOn
         raise
     except BaseException as error:
         _report(trainer, error)
-        loop.failed(trainer, error)
+        loop.report_failure(trainer, error)
         raise
     finally:
         loop.teardown(trainer)
         if phase not in _TRAINING:
-            trainer.callbacks, trainer.history = trained_with
+            trainer.callbacks, trainer.history = training_callbacks
         state.phase, trainer.run = Phase.IDLE, None
         # An exception of the run is more important than one of `close`, so suppress the latter.
         with contextlib.suppress(Exception) if state.exception is not None else contextlib.nullcontext():
             trainer.saver.close()
 
 
-def _wind_up(trainer: TrainerBase) -> None:
+def _shut_down(trainer: TrainerBase) -> None:
     # Ends the run on another thread while the main thread is stuck in a wait for data.
     if trainer.run is not None and not trainer.run.ended:
         trainer.callbacks = trainer.run.callbacks  # a nested evaluation may have replaced them
@@ -142,8 +142,8 @@ def make_callbacks(callbacks: Any, *, main: bool = True) -> tuple[CallbackList, 
     `main_only` are left out.
     """
     callbacks = ProgressBar() if callbacks is None else callbacks
-    given = callbacks if isinstance(callbacks, Iterable) else [callbacks]
-    adapted = [callback if isinstance(callback, Callback) else adapt(callback) for callback in given]
+    items = callbacks if isinstance(callbacks, Iterable) else [callbacks]
+    adapted = [callback if isinstance(callback, Callback) else adapt(callback) for callback in items]
     adapted = [callback for callback in adapted if main or not callback.main_only]
     histories = [callback for callback in adapted if isinstance(callback, History)]
     if not histories:

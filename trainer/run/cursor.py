@@ -31,22 +31,22 @@ class Cursor:
         valid_every: Every | None = None,
         filling: RowFilling | None = None,
         *,
-        any_seed: bool = False,  # whether a resumed run keeps the seed of its snapshot
+        restore_seed: bool = False,  # whether a resumed run keeps the seed of its snapshot
     ) -> None:
-        self.source, self.valid_every, self.filling, self._any_seed = source, valid_every, filling, any_seed
+        self.source, self.valid_every, self.filling, self._restore_seed = source, valid_every, filling, restore_seed
         self.position = Position() if source.endless else Position(progress.epoch)  # just after the last trained row
         self.meter = LossMeter()  # losses of the current epoch
         self.base = {"epoch": progress.epoch, "step": progress.global_step}  # the limits of a call count from here
         self._progress = progress
-        self._of_all: tuple[Position, dict[str, Any]] | None = None
+        self._shared: tuple[Position, dict[str, Any]] | None = None
         if valid_every is not None:
             valid_every.start(progress)
 
     def shared_position(self) -> dict[str, Any]:
         """Return the joint position of all processes; a collective call."""
-        if self._of_all is None or self._of_all[0] is not self.position:
-            self._of_all = self.position, self.source.joint_position(self.position).to_json()
-        return self._of_all[1]
+        if self._shared is None or self._shared[0] is not self.position:
+            self._shared = self.position, self.source.joint_position(self.position).to_json()
+        return self._shared[1]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, start of the limits, loss sums and cadence, for a snapshot."""
@@ -77,14 +77,14 @@ class Cursor:
             self.valid_every.load_state_dict(loop["valid_every"])
         if self.filling is not None and loop.get("filling") is not None:
             self.filling.load_state_dict(loop["filling"])
-        then = loop["source"]
+        saved = loop["source"]
         self.source.first_epoch = whole("first_epoch", loop.get("first_epoch", 0), 0)
-        seed = whole("seed", loop.get("seed", then.get("seed")), 0, optional=True)
-        if self._any_seed and self.source.takes_seed and seed is not None:
+        seed = whole("seed", loop.get("seed", saved.get("seed")), 0, optional=True)
+        if self._restore_seed and self.source.takes_seed and seed is not None:
             self.source.seed = seed
-        now = self.source.describe()
-        self._convert_steps(now, then)
-        changed = [f"{key} {then.get(key)!r} -> {now[key]!r}" for key in now if then.get(key) != now[key]]
+        current = self.source.describe()
+        self._convert_steps(current, saved)
+        changed = [f"{key} {saved.get(key)!r} -> {current[key]!r}" for key in current if saved.get(key) != current[key]]
         if changed:
             logger.warning(
                 "the dataset differs from that of the snapshot (%s): the epoch restarts, and %d batches are repeated",
@@ -94,22 +94,22 @@ class Cursor:
             self.position = Position(self.position.epoch)
             self._progress.step_in_epoch = 0
 
-    def _convert_steps(self, now: dict[str, Any], then: Mapping[str, Any]) -> None:
+    def _convert_steps(self, current: dict[str, Any], saved: Mapping[str, Any]) -> None:
         """Convert a position that was saved with a different number of processes.
 
-        Removes from `now` the properties that depend on the number of processes, so that they are not compared.
+        Removes from `current` the properties that depend on the number of processes, so that they are not compared.
         """
-        before, after = then.get("processes", 1), now.pop("processes", 1)
+        before, after = saved.get("processes", 1), current.pop("processes", 1)
         if before == after:
             return
         position = self.position
-        if "rows" not in now:
+        if "rows" not in current:
             done, rest = divmod(position.batch * before, after)
             self.position = dataclasses.replace(position, batch=done)
             if rest:
-                now["processes"] = after  # the position is inside a step, so the epoch must restart
-        elif now["batch_size"] != then.get("batch_size"):
+                current["processes"] = after  # the position is inside a step, so the epoch must restart
+        elif current["batch_size"] != saved.get("batch_size"):
             first = position.state["row"] if position.state and position.state["epoch"] == position.epoch else 0
-            row = first + position.batch * then["batch_size"]
+            row = first + position.batch * saved["batch_size"]
             self.position = dataclasses.replace(position, batch=0, state={"epoch": position.epoch, "row": row})
-            del now["batch_size"]
+            del current["batch_size"]

@@ -47,28 +47,28 @@ def _evaluate(
     if data.form is Form.RAW and trainer.own_eval_network is None:
         declared_features.check_labels(trainer.features, trainer.loss_fn)
     feed = evaluation_feed(trainer, data, batch_size, sharded=sharded)
-    alone = trainer.state.phase is Phase.IDLE  # a call from a callback completes even after a stop signal
+    is_top_level = trainer.state.phase is Phase.IDLE  # a call from a callback completes even after a stop signal
     with call(trainer, Phase.EVALUATE, callbacks if callbacks is not None else []) as signals:
         loop.setup(trainer)
         with contextlib.closing(feed):
-            results = evaluate_feed(trainer, feed, interruptible=alone)
-        loop.evaluated(trainer, results)
+            results = evaluate_feed(trainer, feed, interruptible=is_top_level)
+        loop.report_evaluation(trainer, results)
     signals.leave()
     return results
 
 
 def evaluate_feed(
-    trainer: TrainerBase, feed: Feed, *, interruptible: bool = True, learns: bool = False
+    trainer: TrainerBase, feed: Feed, *, interruptible: bool = True, fit_calibration: bool = False
 ) -> dict[str, float]:
     """Return the results on `feed`; empty after a stop signal.
 
-    With `learns`, the calibration is fitted on the rows.
+    With `fit_calibration`, the calibration is fitted on the rows.
     """
     find_tables(trainer, feed.source, feed.options)
     average_statistics(trainer.group, trainer.network)
-    cell, tally = trainer.builder.inference.evaluate_cell(), _tally(trainer)
+    cell, tally = trainer.builder.inference.evaluate_cell(), _make_tally(trainer)
     if trainer.calibrator is not None and trainer.own_eval_network is None:
-        tally.calibrated = CalibratedRows(trainer.calibrator, learns=learns)
+        tally.calibrated = CalibratedRows(trainer.calibrator, fit_calibration=fit_calibration)
     with trainer.builder.inference.mode(cell):
         results = loop.evaluate(trainer, feed, cell, tally, interruptible=interruptible)
     return results
@@ -88,7 +88,7 @@ def try_metrics(trainer: TrainerBase, feeds: Iterable[Feed]) -> None:
 
 def _try_metrics(trainer: TrainerBase, feed: Feed) -> None:
     find_tables(trainer, feed.source, feed.options)
-    cell, tally = trainer.builder.inference.evaluate_cell(), _tally(trainer)
+    cell, tally = trainer.builder.inference.evaluate_cell(), _make_tally(trainer)
     chunk = first_chunk(feed)
     if chunk is None:
         return
@@ -102,7 +102,7 @@ def _try_metrics(trainer: TrainerBase, feed: Feed) -> None:
         raise DataError(f"the metrics cannot read the first validation batch, outputs {shapes}: {error}") from error
 
 
-def _tally(trainer: TrainerBase) -> Tally:
+def _make_tally(trainer: TrainerBase) -> Tally:
     loss_fn, weights = trainer.loss_fn, trainer.row_weights
     if trainer.own_eval_network is not None:  # its loss may already be weighted
         loss_fn, weights = None, dataclasses.replace(weights, of_loss=False)
@@ -123,12 +123,12 @@ def predict(
     choice("output", output, ("network", "probability"))
     kept = KeptColumns() if keep else None
     with trainer.group.inside("predict"):
-        given, batch_size = UserData.of_arguments(data, trainer.features, batch_size)
+        user_data, batch_size = UserData.of_arguments(data, trainer.features, batch_size)
         if keep:
-            _check_keep(given)
+            _check_keep(user_data)
         raw = {"labelled": False, "kept": kept, "set_aside": set_aside}
-        source = inference_source(trainer, given, batch_size, sharded, **raw)
-        predictions = _predict(trainer, source, stream, output, own=given.has_own_rows(sharded))
+        source = inference_source(trainer, user_data, batch_size, sharded, **raw)
+        predictions = _predict(trainer, source, stream, output, own=user_data.has_own_rows(sharded))
     if kept is None:
         return predictions
     return (kept.with_predictions(part) for part in predictions) if stream else kept.with_predictions(predictions)
@@ -177,13 +177,13 @@ def _choose_size(padding: RowPadding, source: ArraySource) -> int | None:
 
 def _predictions(trainer: TrainerBase, feed: Feed, convert: Any, *, own: bool = False) -> Iterator[Any]:
     programs = trainer.builder.inference
-    alone = trainer.state.phase is Phase.IDLE  # a call from a callback completes even after a stop signal
+    is_top_level = trainer.state.phase is Phase.IDLE  # a call from a callback completes even after a stop signal
     with contextlib.closing(feed):
         find_tables(trainer, feed.source, feed.options)
         average_statistics(trainer.group, trainer.network)
         cell = programs.predict_cell()
         with call(trainer, Phase.PREDICT, []) as signals, programs.mode(cell), contextlib.closing(feed):
-            yield from loop.predict(trainer, feed, cell, convert, own=own, interruptible=alone)
+            yield from loop.predict(trainer, feed, cell, convert, own=own, interruptible=is_top_level)
     signals.leave()
 
 

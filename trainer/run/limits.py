@@ -50,8 +50,8 @@ class Limits:
 
     def out_of_time(self) -> str | None:
         """Return the limit in seconds if this process has reached it, or None."""
-        late = self.seconds is not None and time.monotonic() - self._started >= self.seconds
-        return f"seconds={self.seconds}" if late else None
+        is_over = self.seconds is not None and time.monotonic() - self._started >= self.seconds
+        return f"seconds={self.seconds}" if is_over else None
 
     def steps_left(self, progress: Progress) -> int | None:
         """Return how many more optimizer steps are allowed, or None if unlimited."""
@@ -84,13 +84,13 @@ class Trial:
 
     def train_batches(self, source: Source) -> int | None:
         """Return the number of batches per epoch, or None for all of them."""
-        return self._least("limit_train_batches" if self.overfit_batches is None else "overfit_batches", source)
+        return self._batch_limit("limit_train_batches" if self.overfit_batches is None else "overfit_batches", source)
 
     def valid_batches(self, source: Source) -> int | None:
         """Return the number of batches per validation set, or None for all of them."""
-        return self._least("limit_valid_batches", source)
+        return self._batch_limit("limit_valid_batches", source)
 
-    def _least(self, name: str, source: Source) -> int | None:
+    def _batch_limit(self, name: str, source: Source) -> int | None:
         count = getattr(self, name)
         if count is not None and not checks.is_whole(count):
             if source.size is None:

@@ -69,7 +69,7 @@ def end(run: Run) -> None:
         warn_of_loss(
             trainer, run.cursor.meter.value() if run.online is None else (state.window or {}).get("window_loss")
         )
-    trainer.add_up_tables()
+    trainer.sum_table_counters()
     logger.info("training ended (%s)", state.stop_reason)
     call("on_train_end", trainer)
     trainer.saver.wait()
@@ -79,14 +79,14 @@ def end(run: Run) -> None:
 def _train_epoch(run: Run) -> bool:
     """Train the rest of the epoch; return whether more data may follow."""
     trainer, state, call = run.trainer, run.trainer.state, run.callbacks.call
-    begins = run.callbacks.bound("on_train_step_begin")
+    has_step_begin_hook = run.callbacks.bound("on_train_step_begin")
     source = run.feed.source
     chunks = run.chunks()
     trained = False
     try:
         for chunk in chunks:
             trained = True
-            if begins:
+            if has_step_begin_hook:
                 state.chunk = chunk
                 call("on_train_step_begin", trainer)
                 state.chunk = None
@@ -114,7 +114,7 @@ def _after_step(run: Run, chunk: Chunk, outputs: StepOutputs) -> None:
         window = run.online.after_step(chunk, outputs, state.progress.samples_seen)
         if window is not None:
             state.window = window
-            trainer.add_up_tables()
+            trainer.sum_table_counters()
             if not run.options.guard:
                 warn_of_loss(trainer, window["window_loss"])
             call("on_window_end", trainer)
@@ -123,7 +123,7 @@ def _after_step(run: Run, chunk: Chunk, outputs: StepOutputs) -> None:
     call("on_train_step_end", trainer)
     if chunk.ends_epoch:
         run.end_epoch()
-        trainer.add_up_tables()
+        trainer.sum_table_counters()
         if not run.options.guard:
             warn_of_loss(trainer, state.train_loss)
     if run.validation_due(chunk):
@@ -149,7 +149,7 @@ def evaluate(
     raises Interrupted if it has to wait for data.
     """
     call = trainer.callbacks.call
-    trainer.state.evaluation = under_way = EvaluationState(feed.source.dataset, feed.size)
+    trainer.state.evaluation = evaluation = EvaluationState(feed.source.dataset, feed.size)
     call("on_eval_begin", trainer)
     interrupted = False
 
@@ -158,19 +158,19 @@ def evaluate(
         interrupted = interruptible and trainer.state.own_interrupt_requested
         return interrupted
 
-    def own_outputs() -> Iterator[tuple[Any, int]]:
-        for chunk in feed.chunks(Position(), should_stop=leave if trainer.group.size > 1 else _leaver(trainer)):
+    def local_outputs() -> Iterator[tuple[Any, int]]:
+        for chunk in feed.chunks(Position(), should_stop=leave if trainer.group.size > 1 else _stop_check(trainer)):
             if leave():
                 return
-            under_way.chunk = chunk
+            evaluation.chunk = chunk
             call("on_eval_step_begin", trainer)
             outputs = trainer.builder.inference.run(cell, chunk)
-            under_way.outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+            evaluation.outputs = outputs if isinstance(outputs, tuple) else (outputs,)
             yield (outputs, tally.columns_of(chunk)), chunk.num_samples
             call("on_eval_step_end", trainer)
 
     try:
-        for (outputs, columns), rows in lockstep_outputs(trainer.group, own_outputs(), feed.join_exchange):
+        for (outputs, columns), rows in lockstep_outputs(trainer.group, local_outputs(), feed.join_exchange):
             tally.add(outputs if isinstance(outputs, tuple) else (outputs,), rows, columns)
     except Interrupted:
         interrupted = True
@@ -178,15 +178,15 @@ def evaluate(
             raise
     if trainer.group.any(interrupted):
         return {}
-    if under_way.chunk is None:
+    if evaluation.chunk is None:
         raise DataError("evaluation: the dataset delivered no batches")
     results = tally.results()
-    under_way.values = tally.own_values
+    evaluation.values = tally.own_values
     warn_of_loss(trainer, results.get("loss"))
     return results
 
 
-def evaluated(trainer: TrainerBase, results: dict[str, float]) -> None:
+def report_evaluation(trainer: TrainerBase, results: dict[str, float]) -> None:
     """Publish the results of `Trainer.evaluate`."""
     trainer.state.metrics = numbers(results)
     trainer.callbacks.call("on_eval_end", trainer)
@@ -210,8 +210,8 @@ def predict(
     filled = feed.options.padded_size is not None
     newest: deque[Any] = deque(maxlen=1)
 
-    def own_outputs() -> Iterator[tuple[Any, int]]:
-        for chunk in feed.chunks(Position(), should_stop=_leaver(trainer) if interruptible else lambda: False):
+    def local_outputs() -> Iterator[tuple[Any, int]]:
+        for chunk in feed.chunks(Position(), should_stop=_stop_check(trainer) if interruptible else lambda: False):
             if interruptible and trainer.state.interrupt_requested:
                 return
             newest.append(chunk)
@@ -219,9 +219,9 @@ def predict(
             call("on_predict_step_end", trainer)
 
     with contextlib.suppress(Interrupted):
-        for outputs, rows in lockstep_outputs(trainer.group, own_outputs(), feed.join_exchange, share=not own):
-            predictions = _host(outputs, rows if filled else None)
-            for part in leaves(predictions):
+        for outputs, rows in lockstep_outputs(trainer.group, local_outputs(), feed.join_exchange, share=not own):
+            predictions = _to_host(outputs, rows if filled else None)
+            for part in iterate_arrays(predictions):
                 if part.dtype.kind == "f" and not np.isfinite(part).all():
                     _warn_of_non_finite(trainer, "predictions are NaN or infinite: check the inputs and the weights")
             yield predictions if convert is None else convert(predictions, newest[-1])
@@ -244,7 +244,7 @@ def _warn_of_non_finite(trainer: TrainerBase, text: str) -> None:
         logger.warning("step %d: %s", trainer.state.progress.global_step, text)
 
 
-def _leaver(trainer: TrainerBase) -> Callable[[], bool]:
+def _stop_check(trainer: TrainerBase) -> Callable[[], bool]:
     """Return a `should_stop` for feeds that raises Interrupted after a signal.
 
     With several processes it returns True instead, since the others still wait for this process to gather outputs.
@@ -258,20 +258,20 @@ def _leaver(trainer: TrainerBase) -> Callable[[], bool]:
     return leave
 
 
-def leaves(outputs: Any) -> Iterator[np.ndarray]:
+def iterate_arrays(outputs: Any) -> Iterator[np.ndarray]:
     """Yield the arrays of a network's outputs: an array, or tuples and dicts of them."""
     if isinstance(outputs, tuple | dict):
         for part in outputs.values() if isinstance(outputs, dict) else outputs:
-            yield from leaves(part)
+            yield from iterate_arrays(part)
     else:
         yield outputs
 
 
-def _host(outputs: Any, rows: int | None) -> Any:
+def _to_host(outputs: Any, rows: int | None) -> Any:
     if isinstance(outputs, tuple):
-        return tuple(_host(output, rows) for output in outputs)
+        return tuple(_to_host(output, rows) for output in outputs)
     if isinstance(outputs, dict):
-        return {name: _host(output, rows) for name, output in outputs.items()}
+        return {name: _to_host(output, rows) for name, output in outputs.items()}
     return np.array(outputs.asnumpy()[:rows] if rows is not None else outputs.asnumpy())
 
 
@@ -283,26 +283,26 @@ def setup(trainer: TrainerBase) -> None:
     trainer.callbacks.call("setup", trainer)
 
 
-def restored(trainer: TrainerBase, path: Path, *, resumed: bool = False) -> None:
+def report_restored(trainer: TrainerBase, path: Path, *, resumed: bool = False) -> None:
     """Record the restored snapshot; call `on_load_checkpoint` if `resumed`."""
     trainer.state.snapshot = path
     if resumed:
         trainer.callbacks.call("on_load_checkpoint", trainer)
 
 
-def saved(trainer: TrainerBase, path: Path) -> None:
+def report_saved(trainer: TrainerBase, path: Path) -> None:
     """Set `state.snapshot` to a durable snapshot's path and call `on_save_checkpoint`."""
     trainer.state.snapshot = path
     trainer.callbacks.call("on_save_checkpoint", trainer)
 
 
-def drifted(trainer: TrainerBase, drift: dict[str, Any]) -> None:
+def report_drift(trainer: TrainerBase, drift: dict[str, Any]) -> None:
     """Set `state.drift` to a drift detector's report and call `on_drift`."""
     trainer.state.drift = drift
     trainer.callbacks.call("on_drift", trainer)
 
 
-def failed(trainer: TrainerBase, error: BaseException) -> None:
+def report_failure(trainer: TrainerBase, error: BaseException) -> None:
     """Record the exception and call every `on_exception`."""
     trainer.state.exception = error
     trainer.callbacks.call_all("on_exception", trainer)

@@ -76,12 +76,12 @@ class OnlineMetrics(Stateful):
         """Return name -> whether higher is better (or None) for the values of a window."""
         losses = [] if self.tasks is None else [f"window_{task}_loss" for task in self.tasks.tasks]
         scored = {} if self.scoring is None else self.scoring.directions()
-        figures = {"lag": False, "staleness": False, "rows_per_second": True, "queue_depth": None}
+        stream_statistics = {"lag": False, "staleness": False, "rows_per_second": True, "queue_depth": None}
         if self.feed.source.late_rows() is not None:
-            figures["late_rows"] = False
-        figures |= dict.fromkeys(self._stream_counts())
+            stream_statistics["late_rows"] = False
+        stream_statistics |= dict.fromkeys(self._stream_counts())
         drift = {} if self.drift is None else dict.fromkeys(self.drift.value_names, False)
-        return {**dict.fromkeys(("window_loss", *losses), False), **scored, **figures, **drift}
+        return {**dict.fromkeys(("window_loss", *losses), False), **scored, **stream_statistics, **drift}
 
     def start(self, rows_seen: int) -> None:
         """Open the first window; `rows_seen` is the number of rows trained on so far."""
@@ -98,7 +98,7 @@ class OnlineMetrics(Stateful):
         self.loss.add(outputs)
         self._newest_extras, self._agreed = chunk.extras, chunk.agreed
         if self.scoring is not None:
-            self.scoring.keep(chunk, outputs)
+            self.scoring.add(chunk, outputs)
         event_time = self._event_time() if self.clock.unit == "event_time" else None
         if self.clock.closed(rows_seen, self._now(), event_time):
             return self._close_window(rows_seen)
@@ -117,7 +117,7 @@ class OnlineMetrics(Stateful):
         times = [extras["event_time"].max() for extras in self._newest_extras if extras and "event_time" in extras]
         return float(max(times)) if times else self._restored_event_time
 
-    def figures(self, rows_seen: int) -> dict[str, float]:
+    def stream_statistics(self, rows_seen: int) -> dict[str, float]:
         """Return lag, late rows, staleness (s), rows per second and queued chunks."""
         lag, late = self.feed.source.lag(), self.feed.source.late_rows()
         values = [
@@ -128,8 +128,8 @@ class OnlineMetrics(Stateful):
         ]
         if self.group.size > 1:
             values = self.group.broadcast(np.array(values)).tolist()
-        figures = dict(zip(("lag", "staleness", "rows_per_second", "queue_depth"), values, strict=True))
-        return figures | ({} if late is None else {"late_rows": float(late)}) | self._stream_counts()
+        stream_statistics = dict(zip(("lag", "staleness", "rows_per_second", "queue_depth"), values, strict=True))
+        return stream_statistics | ({} if late is None else {"late_rows": float(late)}) | self._stream_counts()
 
     def _stream_counts(self) -> dict[str, float]:
         return {f"stream_{name}": float(count) for name, count in self.feed.source.stream_counts().items()}
@@ -142,7 +142,7 @@ class OnlineMetrics(Stateful):
             if self._drift_divided:
                 self.drift.join(gather_states(self.group, self.drift.state_dict()))
             results |= self.drift.close()
-        results |= self.figures(rows_seen)
+        results |= self.stream_statistics(rows_seen)
         self.loss.clear()
         self._opened, self._rows_at_open = time.monotonic(), rows_seen
         return results
@@ -157,7 +157,7 @@ class OnlineMetrics(Stateful):
         if ended:
             return self._close_window(rows_seen)
         scored = {} if self.scoring is None else self.scoring.peek(self.group)
-        return {**self._losses(keep=True), **scored, **self.figures(rows_seen)}
+        return {**self._losses(keep=True), **scored, **self.stream_statistics(rows_seen)}
 
     def _losses(self, *, keep: bool = False) -> dict[str, Any]:
         loss, tasks = mean_losses(self.loss, self.tasks, keep=keep)
@@ -252,7 +252,7 @@ def online_train(
     def set_aside() -> str | None:
         return None if rows.stream.dead_letter is None else rows.stream.dead_letter.report()
 
-    scored = scoring is not None and scoring.wanted
+    scored = scoring is not None and scoring.needs_predictions
     output = 0 if tasks is None else -1
     with call(trainer, Phase.ONLINE, callbacks) as signals:
         options = run_options(trainer.step_options, trainer.callbacks, keep_predictions=scored, output=output)
@@ -290,10 +290,10 @@ def online_train(
 
 def _with_guard(callbacks: Any) -> Any:
     """Add a callback that handles non-finite updates, unless there is one already."""
-    given = make_callbacks(callbacks)[0]
-    if any(callback.non_finite is not None for callback in given):
+    callback_list = make_callbacks(callbacks)[0]
+    if any(callback.non_finite is not None for callback in callback_list):
         return callbacks
-    return [*given, SkipNonFinite(MAX_NON_FINITE, rollback=False)]
+    return [*callback_list, SkipNonFinite(MAX_NON_FINITE, rollback=False)]
 
 
 def _make_scoring(trainer: TrainerBase, window: Window) -> Scoring | None:

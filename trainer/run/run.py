@@ -115,12 +115,12 @@ class Run:
         options, scoring = self.options, None if self.online is None else self.online.scoring
         if scoring is not None:
             if not self._runners:  # the first rows decide which metrics the windows have
-                if scoring.wanted:
+                if scoring.needs_predictions:
                     scoring.decide(chunk, self._sample(chunk), self.group)
                 check_monitors(
                     self.callbacks, produced_metrics(self.trainer.metrics, self.trainer.tasks, (), self.online)
                 )
-            options = dataclasses.replace(options, keep_predictions=scoring.wanted)
+            options = dataclasses.replace(options, keep_predictions=scoring.needs_predictions)
         return self.trainer.builder.train(options, chunk.batches_per_call, chunk, self.feed.options.filling)
 
     def _sample(self, chunk: Chunk) -> tuple[np.ndarray, ...] | None:
@@ -224,13 +224,13 @@ class Run:
         # So the processes synchronize before each agreement. If one source is thread-bound, all processes read on the
         # training thread, so that they agree at the same points.
         inline = self.group.any(self.feed.source.thread_bound)
-        meet = self.group.wait_for_all if inline else lambda: None
-        meet()  # connect the processes before one of them waits for data
+        synchronize = self.group.wait_for_all if inline else lambda: None
+        synchronize()  # connect the processes before one of them waits for data
 
         def gate(ready: bool | None) -> bool:
             if self.stopped():
                 return False
-            meet()
+            synchronize()
             return agree_to_continue(self.group, hooks, ready)
 
         return self.feed.chunks(position, left, lambda: not gate(None), gate, step=step, inline=inline)
@@ -290,7 +290,7 @@ def train(
         folders = snapshot_folders(trainer.run_dir, trainer.callbacks)
         snapshot = None if resume is None else trainer.saver.resume(resume, cursor, folders)
         if snapshot is not None:
-            loop.restored(trainer, snapshot.path, resumed=True)
+            loop.report_restored(trainer, snapshot.path, resumed=True)
             if not repeatable(trainer.network):
                 logger.warning(
                     "nn.Dropout draws different masks than an uninterrupted run; exact_resume=True draws the same masks"

@@ -60,10 +60,10 @@ class Scoring:
         self._multi = loss_fn if isinstance(loss_fn, MultiTaskLoss) else None
         self._tasks: tuple[str, ...] = self._multi.tasks if self._multi is not None else ("",)
         self._chosen = {name: metric for name, metric in chosen.items() if not isinstance(metric, Loss)}
-        foreign = [metric for metric in self._chosen.values() if not isinstance(metric, WindowMetric)]
-        if foreign and processes > 1:
+        unmergeable = [metric for metric in self._chosen.values() if not isinstance(metric, WindowMetric)]
+        if unmergeable and processes > 1:
             raise ConfigurationError(
-                f"metrics: {type(foreign[0]).__name__} has no merge, so a window cannot sum it over {processes} "
+                f"metrics: {type(unmergeable[0]).__name__} has no merge, so a window cannot sum it over {processes} "
                 "processes; take one of trainer.metrics"
             )
         self._meanings = {task: meaning_of(self._loss_of(task), activations.get(task)) for task in self._tasks}
@@ -74,18 +74,18 @@ class Scoring:
         self._windows: dict[str, PrequentialMetrics] = {}
         self._decided = bool(chosen) and not self._chosen and calibrator is None  # only "loss" was chosen
         self._restored: Mapping[str, Any] | None = None
-        self._leave_open = False  # the restored state belongs to rank 0
+        self._clear_after_restore = False  # the restored state belongs to rank 0
         self._label_indexes: list[int] = []
         self._shapes: list[tuple[int, ...]] = []
         self._row_size = 0  # number of predicted values per row
         self._predictions = OutputBuffer()
         self._labels: list[list[np.ndarray]] = []
         self._groups: dict[str, list[np.ndarray]] = {}  # columns of groups and weights, by name
-        self._kept = tuple(dict.fromkeys(filter(None, (*self.groups, self._weight))))
+        self._column_names = tuple(dict.fromkeys(filter(None, (*self.groups, self._weight))))
         self._rows = 0
 
     @property
-    def wanted(self) -> bool:
+    def needs_predictions(self) -> bool:
         """Whether predictions are needed; False once no task has metrics."""
         return bool(self._windows) or not self._decided
 
@@ -96,14 +96,16 @@ class Scoring:
         """
         windows = list(self._windows.values())
         if not self._decided:
-            windows = [self._make(t, target) for t in self._tasks for target in possible_targets(self._loss_of(t))]
+            windows = [
+                self._make_metrics(t, target) for t in self._tasks for target in possible_targets(self._loss_of(t))
+            ]
             windows += [] if self._calibrator is None else [self._calibrated_windows(self._calibrator)]
         return {name: higher for window in windows for name, higher in window.directions().items()}
 
     def _loss_of(self, task: str) -> Any:
         return self._loss_fn if self._multi is None else self._multi.losses[self._tasks.index(task)]
 
-    def _make(self, task: str, target: str) -> PrequentialMetrics:
+    def _make_metrics(self, task: str, target: str) -> PrequentialMetrics:
         defaults, chosen = default_metrics(target, self.window), metrics_of_task(self._chosen, task, self._tasks)
         metrics = defaults | chosen
         set_meanings(metrics, self._meanings[task])
@@ -140,8 +142,8 @@ class Scoring:
                 group, predictions, labels, groups, has_rows=chunk.num_samples > 0
             )
         for task, prediction, label, rows in zip(self._tasks, predictions, labels, self._counted(labels), strict=True):
-            of_rows = {name: values[rows] for name, values in groups.items()}
-            self._decide_task(task, prediction[rows], label[rows], of_rows)
+            row_groups = {name: values[rows] for name, values in groups.items()}
+            self._decide_task(task, prediction[rows], label[rows], row_groups)
         if self._calibrator is not None:
             if "" not in self._windows:
                 raise DataError("calibration takes one binary label; the first rows have another target")
@@ -149,13 +151,13 @@ class Scoring:
         if self._restored is not None:
             self.load_state_dict(self._restored)
             self._restored = None
-            if self._leave_open:
+            if self._clear_after_restore:
                 self.clear_on_followers()
 
     def _decide_task(self, task: str, prediction: np.ndarray, label: np.ndarray, groups: Mapping[str, Any]) -> None:
         activation = self._meanings[task].activation
-        shaped = activate(activation, prediction) if callable(activation) else prediction
-        target = target_of(self._loss_of(task), shaped, label)
+        activated = activate(activation, prediction) if callable(activation) else prediction
+        target = target_of(self._loss_of(task), activated, label)
         of = f" of task {task!r}" if task else ""
         described = f"predictions {list(prediction.shape)} and labels {list(label.shape)} ({label.dtype})"
         chosen = metrics_of_task(self._chosen, task, self._tasks)
@@ -169,7 +171,7 @@ class Scoring:
                 described,
             )
             return
-        self._windows[task] = self._make(task, target)
+        self._windows[task] = self._make_metrics(task, target)
         if not len(label):  # the first batch has no row for this task
             return
         trial = PrequentialMetrics(chosen)
@@ -190,14 +192,14 @@ class Scoring:
         counted = [None] * len(labels) if self._multi is None else self._multi.rows(labels)
         return [slice(None) if rows is None else rows for rows in counted]
 
-    def keep(self, chunk: Chunk, outputs: StepOutputs) -> None:
+    def add(self, chunk: Chunk, outputs: StepOutputs) -> None:
         """Add a trained chunk."""
         if not self._windows or not chunk.num_samples:
             return
         self._predictions.add(outputs.predictions_device, chunk.num_samples * self._row_size)
         self._labels.append([chunk.rows(index) for index in self._label_indexes])
-        if self._kept:
-            for name, values in host_columns(chunk, self._kept).items():
+        if self._column_names:
+            for name, values in host_columns(chunk, self._column_names).items():
                 self._groups.setdefault(name, []).append(values)
         if self._calibrator is not None and (ids := ids_of_chunk(self._calibrator, chunk)) is not None:
             self._ids.append(ids)
@@ -218,9 +220,9 @@ class Scoring:
             stop = start + math.prod(shape)
             if task in self._windows:
                 prediction = flat[:, start:stop].reshape(-1, *shape)[rows]
-                of_rows = {name: values[rows] for name, values in groups.items()}
-                weights = of_rows[self._weight] if self._weight else None
-                self._windows[task].update(prediction, label[rows], weights, groups=of_rows)
+                row_groups = {name: values[rows] for name, values in groups.items()}
+                weights = row_groups[self._weight] if self._weight else None
+                self._windows[task].update(prediction, label[rows], weights, groups=row_groups)
                 if self._calibrator is not None:
                     self._calibrate(self._calibrator, prediction, label, weights)
             start = stop
@@ -268,7 +270,7 @@ class Scoring:
 
     def clear_on_followers(self) -> None:
         """Clear the open window on this rank; rank 0 continues it."""
-        self._leave_open = self._restored is not None
+        self._clear_after_restore = self._restored is not None
         for windows in self._windows.values():
             windows.forget_window()
 

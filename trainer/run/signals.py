@@ -32,7 +32,7 @@ INTERRUPTED = "interrupted"  # stop reason in interactive sessions, where MindSp
 GRACE_SECONDS = 1.0  # time for the main thread to return from a wait for data
 JOB_GRACE_SECONDS = 10.0  # grace with several processes; when it is over, the job ends without a last snapshot
 _ENDED = 0  # marker in the queue of signal numbers: all signals before it were for a run that has ended
-NO_WIND_UP = 1  # exit code of a process that ends without shutdown; the supervisor then ends the other processes
+EXIT_WITHOUT_SHUTDOWN = 1  # exit code; the supervisor then ends the other processes
 
 
 class StopOnSignal:
@@ -45,18 +45,18 @@ class StopOnSignal:
 
     Args:
         stop: asks the run to end after the current step.
-        wind_up: shuts the run down if the main thread never returns from its wait for data; called on another thread.
+        shut_down: shuts the run down if the main thread never returns from its wait for data; called on another thread.
         alone: whether this is the only process of the job. With several processes, no process leaves a wait on its own,
             because the others would then wait for it; all stop together at their next agreement.
     """
 
     def __init__(
-        self, stop: Callable[[str], None], wind_up: Callable[[], None] = lambda: None, *, alone: bool = True
+        self, stop: Callable[[str], None], shut_down: Callable[[], None] = lambda: None, *, alone: bool = True
     ) -> None:
-        self._stop, self._wind_up, self._alone = stop, wind_up, alone
+        self._stop, self._shut_down, self._single_process = stop, shut_down, alone
         self.grace = GRACE_SECONDS if alone else JOB_GRACE_SECONDS
-        self._before: dict[int, Any] = {}
-        self._outside: tuple[Any, ...] = ()
+        self._previous_handlers: dict[int, Any] = {}
+        self._outer_state: tuple[Any, ...] = ()
         self._count = 0
         self._process = os.getpid()
         self.received: int | None = None  # number of the first signal
@@ -70,9 +70,9 @@ class StopOnSignal:
         if threading.current_thread() is threading.main_thread():
             for number in HANDLED:
                 if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._handle)
+                    self._previous_handlers[number] = signal.signal(number, self._handle)
             # Calls can be nested, since a callback may call another Trainer: `__exit__` restores the outer handlers.
-            self._outside = DATA_WAIT.before, DATA_WAIT.leaving, _WATCHER.begin(self)
+            self._outer_state = DATA_WAIT.before, DATA_WAIT.leaving, _WATCHER.begin(self)
             DATA_WAIT.before = self._reclaim
             DATA_WAIT.leaving = False
         return self
@@ -94,36 +94,36 @@ class StopOnSignal:
         self.received = number
         DATA_WAIT.leaving = True
         self._stop(INTERRUPTED if is_interactive() else signal.Signals(number).name)
-        if self._alone:
+        if self._single_process:
             DATA_WAIT.leave()
 
-    def take_over(self, number: int) -> None:
+    def shut_down_and_exit(self, number: int) -> None:
         """End the run and the process although the main thread still waits for data."""
-        if not self._alone:
+        if not self._single_process:
             logger.error(
                 "this process waits for data and cannot be interrupted, and the other processes cannot stop without "
                 "it: the job ends with the newest snapshot it has"
             )
-            _leave_at_once(NO_WIND_UP)
+            _exit_now(EXIT_WITHOUT_SHUTDOWN)
         try:
             self._stop(signal.Signals(number).name)
             logger.warning("the wait for data cannot be interrupted: the run ends without further data")
-            self._wind_up()
+            self._shut_down()
         except BaseException as error:
             logger.error("shutdown failed: %s: %s", type(error).__name__, error)
         finally:
-            _leave_at_once(128 + number)
+            _exit_now(128 + number)
 
     def __exit__(self, *exc_info: object) -> None:
-        if not self._before:
+        if not self._previous_handlers:
             return
-        DATA_WAIT.before, DATA_WAIT.leaving, watched = self._outside
+        DATA_WAIT.before, DATA_WAIT.leaving, watched = self._outer_state
         try:
             _WATCHER.end(self, watched)
         finally:
-            for number, handler in self._before.items():
+            for number, handler in self._previous_handlers.items():
                 signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-            self._before.clear()
+            self._previous_handlers.clear()
 
     def leave(self, *, complete: bool = False) -> None:
         """Raise KeyboardInterrupt after SIGINT, SystemExit(128 + number) after others.
@@ -138,7 +138,7 @@ class StopOnSignal:
         raise SystemExit(128 + self.received)
 
 
-def _leave_at_once(code: int) -> None:
+def _exit_now(code: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -154,68 +154,68 @@ class _Watcher:
     """A thread that receives signals while the main thread does not run Python code."""
 
     def __init__(self) -> None:
-        self._guarded: StopOnSignal | None = None
+        self._active: StopOnSignal | None = None
         self._pipe = (-1, -1)
-        self._fd_before = -1
+        self._outer_fd = -1
         self._numbers: queue.SimpleQueue[int] = queue.SimpleQueue()
 
-    def begin(self, guarded: StopOnSignal) -> tuple[StopOnSignal | None, int, int]:
-        """Watch signals for `guarded`; return the state that `end` restores."""
+    def begin(self, owner: StopOnSignal) -> tuple[StopOnSignal | None, int, int]:
+        """Watch signals for `owner`; return the state that `end` restores."""
         if self._pipe[0] < 0:
             self._pipe = os.pipe()
             os.set_blocking(self._pipe[1], False)
             for target in (self._read, self._watch):
                 threading.Thread(target=target, name="trainer-signals", daemon=True).start()
             os.register_at_fork(after_in_child=self._forget)
-        outside = self._guarded, self._fd_before
-        self._guarded = guarded
+        outside = self._active, self._outer_fd
+        self._active = owner
         descriptor = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         if descriptor != self._pipe[1]:  # belongs to another library, to which signals are forwarded
-            self._fd_before = descriptor
+            self._outer_fd = descriptor
         return *outside, descriptor
 
-    def end(self, guarded: StopOnSignal, outside: tuple[StopOnSignal | None, int, int]) -> None:
-        outer, fd_before, descriptor = outside
+    def end(self, owner: StopOnSignal, outside: tuple[StopOnSignal | None, int, int]) -> None:
+        outer, outer_fd, descriptor = outside
         signal.set_wakeup_fd(descriptor)
-        guarded._reclaim()  # side effect: Python calls the handlers of all pending signals
-        self._guarded, self._fd_before = outer, fd_before
+        owner._reclaim()  # side effect: Python calls the handlers of all pending signals
+        self._active, self._outer_fd = outer, outer_fd
         # Do not wake the threads if there was no signal: their competition for the GIL would cost milliseconds.
-        if guarded.called and guarded._process == os.getpid():
+        if owner.called and owner._process == os.getpid():
             with contextlib.suppress(BlockingIOError):
                 os.write(self._pipe[1], bytes([_ENDED]))
 
     def _forget(self) -> None:
         """Keep a forked child from writing its signals to the pipe of its parent."""
-        if self._guarded is not None:
+        if self._active is not None:
             with contextlib.suppress(ValueError):
                 signal.set_wakeup_fd(-1)
 
     def _read(self) -> None:
         while True:
             for number in os.read(self._pipe[0], 64):
-                if self._fd_before != -1 and number != _ENDED:  # forward to the event loop of another library
+                if self._outer_fd != -1 and number != _ENDED:  # forward to the event loop of another library
                     with contextlib.suppress(OSError):
-                        os.write(self._fd_before, bytes([number]))
+                        os.write(self._outer_fd, bytes([number]))
                 self._numbers.put(number)
 
     def _watch(self) -> None:
-        guarded, first, since = None, 0, 0.0
+        owner, first, since = None, 0, 0.0
         while True:
             number = None
             with contextlib.suppress(queue.Empty):
                 number = self._numbers.get(timeout=0.1 if first else None)
-            if self._guarded is not guarded or number == _ENDED:
-                guarded, first = self._guarded, 0
-            if guarded is None or is_interactive():
+            if self._active is not owner or number == _ENDED:
+                owner, first = self._active, 0
+            if owner is None or is_interactive():
                 continue
             if number in HANDLED:
                 if first:
                     os._exit(128 + number)
                 first, since = number, time.monotonic()
-            if first and DATA_WAIT.active and time.monotonic() - since > guarded.grace:
+            if first and DATA_WAIT.active and time.monotonic() - since > owner.grace:
                 DATA_WAIT.gate.acquire()
                 if DATA_WAIT.active:
-                    guarded.take_over(first)
+                    owner.shut_down_and_exit(first)
                 DATA_WAIT.gate.release()
 
 

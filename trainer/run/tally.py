@@ -58,12 +58,12 @@ class Tally:
         self.own_values: dict[str, Any] = {}  # the latest value of each metric
         names = () if self._tasks is None else self._tasks.tasks
         self._task_sums = {task: np.zeros(2) for task in names}
-        self._of_task = {task: metrics_of_task(metrics, task, names) for task in ("", *names)}
+        self._metrics_by_task = {task: metrics_of_task(metrics, task, names) for task in ("", *names)}
         groups = [*map(group_of, metrics.values()), weights.column]
         self.groups = tuple(dict.fromkeys(filter(None, groups)))
         losses = [loss_fn] if self._tasks is None else [None, *self._tasks.losses]
-        for loss, (task, of_this) in zip(losses, self._of_task.items(), strict=True):
-            set_meanings(of_this, meaning_of(loss, activations.get(task)))
+        for loss, (task, task_metrics) in zip(losses, self._metrics_by_task.items(), strict=True):
+            set_meanings(task_metrics, meaning_of(loss, activations.get(task)))
         clear_metrics(metrics)
 
     def columns_of(self, chunk: Chunk) -> dict[str, np.ndarray]:
@@ -89,7 +89,7 @@ class Tally:
                 self.calibrated.add(outputs[1].asnumpy(), outputs[2].asnumpy(), of_metrics, columns.get(_IDS))
             return
         loss, predictions, labels, losses, counts = outputs
-        update_metrics(self._of_task[""], (loss, None, None), (0, 1, 2), num_samples)
+        update_metrics(self._metrics_by_task[""], (loss, None, None), (0, 1, 2), num_samples)
         host_labels = [np.array(label.asnumpy()) for label in labels]
         means, weights = losses.asnumpy().tolist(), counts.asnumpy().tolist()
         for index, rows in enumerate(self._tasks.rows(host_labels)):
@@ -98,7 +98,7 @@ class Tally:
             read = (None, np.array(predictions[index].asnumpy())[kept], host_labels[index][kept])
             of_rows = {name: column[kept] for name, column in columns.items()}
             of_these = None if of_metrics is None else of_metrics[kept]
-            update_metrics(self._of_task[task], read, (0, 1, 2), len(read[2]), of_rows, of_these)
+            update_metrics(self._metrics_by_task[task], read, (0, 1, 2), len(read[2]), of_rows, of_these)
 
     def results(self) -> dict[str, float]:
         """Return "loss", the losses of the tasks and the metrics.
@@ -148,7 +148,7 @@ def host_columns(chunk: Chunk, names: Sequence[str]) -> dict[str, np.ndarray]:
     return columns
 
 
-HELD_CALLS = 1024
+MAX_PENDING_CALLS = 1024
 
 
 class OutputBuffer:
@@ -160,7 +160,7 @@ class OutputBuffer:
     """
 
     def __init__(self) -> None:
-        self._at_once = device.current().shares_memory
+        self._copies_immediately = device.current().shares_memory
         self._parts: list[Any] = []
         self._dtype: type[np.floating[Any]] | None = None
         self._size = 0
@@ -170,7 +170,7 @@ class OutputBuffer:
         if not self._parts:
             self._dtype = NUMPY_DTYPES.get(str(output.dtype))
             self._size = np.dtype(self._dtype).itemsize
-        if self._at_once and self._dtype is not None:
+        if self._copies_immediately and self._dtype is not None:
             self._parts.append(output.get_bytes()[: entries * self._size])
         else:
             self._parts.append((output, entries))
@@ -194,22 +194,22 @@ class LossMeter:
     def __init__(self) -> None:
         self._mean = WeightedMean()
         self._losses = OutputBuffer()
-        self._weighed = False  # whether each loss comes with its denominator
+        self._has_denominators = False  # whether each loss comes with its denominator
         self._calls: list[tuple[int, int]] = []
 
     def add(self, outputs: StepOutputs) -> None:
-        """Add the losses of one call; they are summed up every `HELD_CALLS` calls."""
+        """Add the losses of one call; they are summed up every `MAX_PENDING_CALLS` calls."""
         self._losses.add(outputs.losses_device, outputs.num_steps * outputs.values_per_loss)
-        self._weighed = outputs.has_denominators
+        self._has_denominators = outputs.has_denominators
         self._calls.append((outputs.num_steps, outputs.num_samples))
-        if len(self._calls) >= HELD_CALLS:
-            self._fold()
+        if len(self._calls) >= MAX_PENDING_CALLS:
+            self._sum_up()
 
-    def _fold(self) -> None:
+    def _sum_up(self) -> None:
         if self._calls:
             steps, samples = np.array(self._calls).T
             self._calls = []
-            if self._weighed:
+            if self._has_denominators:
                 losses, denominators = self._losses.read().reshape(-1, 2).astype(np.float64).T
                 self._mean.update(np.where(denominators > 0, losses, 0.0), denominators)
             else:
@@ -217,7 +217,7 @@ class LossMeter:
 
     def value(self) -> float | None:
         """Return the mean so far, or None before the first step."""
-        self._fold()
+        self._sum_up()
         return self._mean.eval() if self._mean.samples else None
 
     def clear(self) -> None:
@@ -227,7 +227,7 @@ class LossMeter:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums."""
-        self._fold()
+        self._sum_up()
         return self._mean.state_dict()["json"]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

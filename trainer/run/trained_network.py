@@ -32,7 +32,7 @@ from ..metrics.registry import check_weighted, task_activations, task_metrics
 from ..mindspore_internals.device import choose
 from ..mindspore_internals.pipelines import current_seed
 from ..state import State
-from .calibrating import bound_calibrator
+from .calibrating import make_calibrator
 from .tally import RowWeights
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class TrainedNetwork:
     make_metrics = staticmethod(task_metrics)
     tables: TableFeed | None = None
     sink_mode: str = "not decided yet"
-    _tables_of_all: dict[str, dict[str, int]] = MappingProxyType({})  # type: ignore[assignment]
+    _table_totals: dict[str, dict[str, int]] = MappingProxyType({})  # type: ignore[assignment]
     _loaded_tables: Sequence[dict[str, Any]] = ()  # loaded states, applied once the first data is read
 
     @keywords.translated()
@@ -99,13 +99,14 @@ class TrainedNetwork:
         self.accumulate = checks.whole("gradient_accumulation_steps", gradient_accumulation_steps)
         columns = loss_columns(network, loss_fn, features)
         denominator = network_checks.check_denominator(
-            network, loss_fn, optimizer, self.accumulate, self.group.size, columns.rows_loss
+            network, loss_fn, optimizer, self.accumulate, self.group.size, columns.weighted_loss
         )
         checks.boolean("weighted_metrics", weighted_metrics)
-        weighs_metrics = columns.weight is not None and weighted_metrics
-        if weighs_metrics and columns.weight is not None:
+        has_weighted_metrics = columns.weight is not None and weighted_metrics
+        if has_weighted_metrics and columns.weight is not None:
             check_weighted(self.metrics, columns.weight)
-        self.row_weights = RowWeights(columns.weight, columns.weighs and columns.kind == COUNTED, weighs_metrics)
+        has_weighted_loss = columns.applies_weight and columns.kind == COUNTED
+        self.row_weights = RowWeights(columns.weight, has_weighted_loss, has_weighted_metrics)
         self.has_own_seed = checks.whole("seed", seed, 0, maximum=2**32 - 1, optional=True) is not None
         self.seed = (current_seed() if seed is None else seed) or 0
         self.compiled = network_checks.check_compile(network, compile)
@@ -151,7 +152,7 @@ class TrainedNetwork:
         self.state = State()
         self.callbacks = CallbackList()
         self.saver = Saver(self.group, self)
-        self.calibrator = bound_calibrator(calibration, self)
+        self.calibrator = make_calibrator(calibration, self)
         parts = {"boost": self.boost.freezing, "features": features, "calibration": self.calibrator}
         self.parts: dict[str, Any] = {name: part for name, part in parts.items() if part is not None}
 
@@ -222,19 +223,19 @@ class TrainedNetwork:
         With several processes, these are the sums over all processes, as of the end of the last epoch, window or
         training.
         """
-        return self._tables_of_all if self.group.size > 1 else self._own_tables()
+        return self._table_totals if self.group.size > 1 else self._local_tables()
 
-    def _own_tables(self) -> dict[str, dict[str, int]]:
+    def _local_tables(self) -> dict[str, dict[str, int]]:
         tables = {} if self.tables is None else self.tables.tables.tables
         return {name: {"rows": len(table), "bytes": table.nbytes, **table.counters} for name, table in tables.items()}
 
-    def add_up_tables(self) -> None:
+    def sum_table_counters(self) -> None:
         """Update the sums over all processes for `read_tables`; a collective call."""
         if self.tables is None or self.group.size == 1:
             return
-        own = self._own_tables()
+        own = self._local_tables()
         totals = self.group.total(np.array([list(figures.values()) for figures in own.values()], np.int64)).tolist()
-        self._tables_of_all = {
+        self._table_totals = {
             name: dict(zip(figures, sums, strict=True))
             for (name, figures), sums in zip(own.items(), totals, strict=True)
         }

@@ -92,11 +92,11 @@ class TrainerBase(TrainedNetwork):
 
     def report_drift(self, drift: dict[str, Any]) -> None:
         """Publish a drift detector's report and call `on_drift`."""
-        loop.drifted(self, drift)
+        loop.report_drift(self, drift)
 
     def report_snapshot(self, path: Path) -> None:
         """Publish the path of a durable snapshot and call `on_save_checkpoint`."""
-        loop.saved(self, path)
+        loop.report_saved(self, path)
 
     def snapshot_content(self) -> Content:
         """Return the content of a snapshot taken now."""
@@ -149,7 +149,7 @@ class TrainerBase(TrainedNetwork):
             path = local_snapshot(path, self.group) or path
             snapshot = self.saver.load(path, strict=strict, weights_only=weights_only, averaged=averaged)
         if snapshot is not None and not weights_only:
-            loop.restored(self, snapshot.path)
+            loop.report_restored(self, snapshot.path)
 
     def init_from(
         self, path: str | Path, parameter_map: Mapping[str, str | None] | None = None, *, strict: bool = True
@@ -180,7 +180,7 @@ class TrainerBase(TrainedNetwork):
 
     def rollback(self) -> None:
         """Restore weights, optimizer and step state from the latest snapshot of this run."""
-        with self.builder.numbering_kept():
+        with self.builder.preserve_step_numbers():
             self.saver.rollback()
 
     def set_pointer(self, root: str | Path, pointer: str, name: str) -> None:

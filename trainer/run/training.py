@@ -107,7 +107,7 @@ def fit(
                 trainer,
                 feed,
                 options,
-                Cursor(source, trainer.state.progress, every, feed.options.filling, any_seed=not trainer.has_own_seed),
+                Cursor(source, progress, every, feed.options.filling, restore_seed=not trainer.has_own_seed),
                 resume=resume,
                 epochs=epochs,
                 **limits,
@@ -128,7 +128,7 @@ def _validate(trainer: TrainerBase, feeds: Mapping[str, Feed]) -> dict[str, floa
     if trainer.calibrator is not None:
         trainer.calibrator.restart(forgets=False)  # the weights have changed since the last validation
     for name, feed in feeds.items():
-        if not (values := evaluate_feed(trainer, feed, learns=True)):
+        if not (values := evaluate_feed(trainer, feed, fit_calibration=True)):
             return {}
         results |= {f"{name}_{key}" if name else key: value for key, value in values.items()}
     return results

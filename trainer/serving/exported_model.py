@@ -162,7 +162,7 @@ def export_model(
 
 
 def _new_folder(folder: str | os.PathLike[str]) -> Path:
-    path = durable.resolved(folder)
+    path = durable.resolve_path(folder)
     if os.path.lexists(path):
         raise ConfigurationError(f"export: {path} exists; give a folder that does not, or remove it")
     path.parent.mkdir(parents=True, exist_ok=True)

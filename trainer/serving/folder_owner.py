@@ -21,7 +21,7 @@ def owner_of(root: Path) -> Path | None:
     Raises:
         CheckpointDamagedError: ``owner.json`` is damaged.
     """
-    parent = durable.resolved(root).parent
+    parent = durable.resolve_path(root).parent
     if root.name == PUBLISHED and (parent / _CONFIG).is_file():
         return parent
     try:
@@ -35,7 +35,7 @@ def owner_of(root: Path) -> Path | None:
 
 def check_owner(root: Path, run_dir: Path) -> None:
     """Raise ConfigurationError if a published folder belongs to another run."""
-    run, other = durable.resolved(run_dir), owner_of(root)
+    run, other = durable.resolve_path(run_dir), owner_of(root)
     if other is not None and other != run:
         raise ConfigurationError(
             f"{root} holds the versions of the run {other}, not of {run}; leave Publish's root out, which publishes to "
@@ -46,5 +46,5 @@ def check_owner(root: Path, run_dir: Path) -> None:
 def record_owner(root: Path, run_dir: Path) -> None:
     """Record a run as the owner of a folder; raise as `check_owner` does."""
     check_owner(root, run_dir)
-    record = json.dumps({"run": str(durable.resolved(run_dir))}) + "\n"
+    record = json.dumps({"run": str(durable.resolve_path(run_dir))}) + "\n"
     durable.replace_file(root / OWNER, record.encode())

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checkpoint.tensor_file import Frozen
+from ..checkpoint.tensor_file import LazyArray
 from ..embedding.tables.table_state import arrays_of
 from .finite import check_finite
 
@@ -36,21 +36,21 @@ def unpack_rows(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.asarray(arrays["weights"], np.float32)
 
 
-def pack_tables(saved: Mapping[str, Any], rows: str) -> dict[str, Frozen]:
+def pack_tables(saved: Mapping[str, Any], rows: str) -> dict[str, LazyArray]:
     """Return the arrays of a file of rows by "<table>/<key>", computed when read.
 
     Args:
         saved: the result of `Tables.take`.
         rows: one of `ROW_TYPES`.
     """
-    packed: dict[str, Frozen] = {}
+    packed: dict[str, LazyArray] = {}
     for name, json in saved["json"].items():
         columns = _pack_table(name, arrays_of(saved["arrays"], name), json["dim"], rows)
         packed |= {f"{name}/{key}": array for key, array in columns.items()}
     return packed
 
 
-def _pack_table(name: str, saved: Mapping[str, Any], dim: int, rows: str) -> dict[str, Frozen]:
+def _pack_table(name: str, saved: Mapping[str, Any], dim: int, rows: str) -> dict[str, LazyArray]:
     """Return one table's arrays; reading one computes all of them.
 
     Reading raises NonFiniteError if a value is NaN or infinite.
@@ -71,5 +71,5 @@ def _pack_table(name: str, saved: Mapping[str, Any], dim: int, rows: str) -> dic
 
     kinds: dict[str, Any] = {"ids": np.int64, "removed": np.int64, "default": np.float32}
     kinds |= {"weights": saved["values"].dtype} if rows == "float32" else {"weights": np.int8, "scale": np.float32}
-    # Each `Frozen` drops its function once it is read, so reading the last one frees the cache.
-    return {key: Frozen(functools.partial(lambda name: packed()[name], key), kind) for key, kind in kinds.items()}
+    # Each `LazyArray` drops its function once it is read, so reading the last one frees the cache.
+    return {key: LazyArray(functools.partial(lambda name: packed()[name], key), kind) for key, kind in kinds.items()}

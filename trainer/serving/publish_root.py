@@ -43,7 +43,7 @@ class PublishRoot:
         try:
             if run_dir is not None:
                 record_owner(self.path, run_dir)
-            catalog.recover(self.path, alone=True)
+            catalog.recover(self.path, has_lock=True)
             self.sweep()
             self.newest = newest_version_number(self.path)
             check_folder(self.path, size)

@@ -54,7 +54,7 @@ class FolderRef:
     @classmethod
     def of(cls, kind: str, value: Any) -> FolderRef:
         """Return an instance from JSON, or raise ValueError, TypeError or KeyError."""
-        return cls(manifest.named(_NAMES[kind], value["name"]), manifest.named(_DIGEST, value["digest"]))
+        return cls(manifest.checked_name(_NAMES[kind], value["name"]), manifest.checked_name(_DIGEST, value["digest"]))
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Current:
         """Return an instance from JSON, or raise ValueError, TypeError or KeyError."""
         if not chain or full not in (ROWS, FULL):
             raise ValueError(f"chain is {chain!r}, full is {full!r}")
-        version, step = manifest.count(body["version"]), manifest.count(body["step"])
+        version, step = manifest.checked_count(body["version"]), manifest.checked_count(body["step"])
         event_time = None if body["event_time"] is None else _seconds(body["event_time"])
         return cls(version, step, _seconds(body["time"]), event_time, FolderRef.of(GRAPH, body["graph"]), chain, full)
 
@@ -169,7 +169,7 @@ class Folder:
             raise CheckpointDamagedError(f"{self.path} is not the {kind} that {root / CURRENT} names")
         try:
             self._files = manifest.files_of(body)
-            self._parts = manifest.parts_of(body, self._files)
+            self._parts = manifest.part_counts(body, self._files)
             before = body.get("before")
             self.before = None if before is None else FolderRef.of(VERSION, before)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -180,7 +180,7 @@ class Folder:
     def verify(self) -> None:
         """Verify every file; raise CheckpointDamagedError naming the first damaged file."""
         for name, checksum in self._files.items():
-            manifest.verified(self.path / name, *checksum)
+            manifest.read_verified(self.path / name, *checksum)
 
     def pieces(self, name: str) -> list[tuple[str, dict[str, np.ndarray]]]:
         """Return (path, arrays) for a file, or for each of its parts in rank order.
@@ -189,7 +189,7 @@ class Folder:
             CheckpointDamagedError: a file is damaged.
         """
         ranks = range(self._parts.get(name, 0))
-        names = [manifest.part_of(name, rank) for rank in ranks] or [name]
+        names = [manifest.part_name(name, rank) for rank in ranks] or [name]
         return [(str(self.path / piece), self._arrays(piece)) for piece in names]
 
     def tensors(self, name: str) -> dict[str, np.ndarray]:
@@ -209,7 +209,7 @@ class Folder:
         file = f"{name}{manifest.TENSOR_SUFFIX}"
         if file not in self._files:
             raise CheckpointDamagedError(f"{self.path / manifest.MANIFEST} does not list {file}")
-        return tensor_file.parse(manifest.verified(self.path / file, *self._files[file]), str(self.path / file))
+        return tensor_file.parse(manifest.read_verified(self.path / file, *self._files[file]), str(self.path / file))
 
     def state(self, name: str) -> dict[str, Any] | None:
         """Return a state that `write_state` wrote, or None if the folder has none.
@@ -221,7 +221,7 @@ class Folder:
         file = f"{name}.json"
         if file not in self._files:
             return None
-        body = strict_json.parse(bytes(manifest.verified(self.path / file, *self._files[file])))
+        body = strict_json.parse(bytes(manifest.read_verified(self.path / file, *self._files[file])))
         return {"json": body, "arrays": self.tensors(name)}
 
 
@@ -287,6 +287,6 @@ def is_published_folder(path: Path) -> bool:
         return False
     try:
         files = manifest.files_of(manifest.unseal(path / manifest.MANIFEST, kind))
-        return not manifest.foreign(path, files)
+        return not manifest.unlisted_files(path, files)
     except (CheckpointError, OSError, ValueError, TypeError, KeyError, AttributeError):
         return False

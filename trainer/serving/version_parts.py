@@ -60,7 +60,7 @@ class VersionRows:
             return {}
         groups = [(replace(self.parts, group=name), arrays) for name, arrays in self.files.items()]
         for group, arrays in groups:
-            folder.write(group.own(0) + TENSOR_SUFFIX, tensor_file.blocks(arrays))
+            folder.write(group.part_group(0) + TENSOR_SUFFIX, tensor_file.blocks(arrays))
         collected = [group.collect() for group, _ in groups]
         return {**collected[0], "parts": {name: count for entry in collected for name, count in entry["parts"].items()}}
 

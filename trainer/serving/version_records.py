@@ -53,7 +53,7 @@ class Pins:
         body = manifest.unseal(path, "pins")
         try:
             served = None if body["served"] is None else FolderRef.of(VERSION, body["served"])
-            return cls(served, tuple(manifest.count(number) for number in body["kept"]))
+            return cls(served, tuple(manifest.checked_count(number) for number in body["kept"]))
         except (ValueError, TypeError, KeyError) as error:
             raise CheckpointDamagedError(f"{path} does not describe pins: {error!r}") from None
 

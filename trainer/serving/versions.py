@@ -51,7 +51,7 @@ class Versions:
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root = durable.resolved(root)
+        self.root = durable.resolve_path(root)
         self._records = VersionRecords(self.root)
         self.newest()
 

@@ -138,7 +138,7 @@ def _snapshots(root: Location) -> list[tuple[int, str]]:
         path = PurePosixPath(name)
         if path.name == MANIFEST and len(path.parts) == 2 and path.parts[0].startswith("step_"):
             try:
-                steps.append((manifest.count(read_manifest(root.read(name))[1]["sequence"]), path.parts[0]))
+                steps.append((manifest.checked_count(read_manifest(root.read(name))[1]["sequence"]), path.parts[0]))
             except (FileNotFoundError, ValueError, TypeError, KeyError) as error:
                 logger.warning("snapshot %s is skipped: %s", root.display_url(path.parts[0]), error)
     return steps
@@ -147,7 +147,7 @@ def _snapshots(root: Location) -> list[tuple[int, str]]:
 def _fetch_chain(root: Location, name: str, into: Path) -> Path:
     names = [name]
     while (base := _manifest(root, names[-1])[1].get("base")) is not None:  # follow the bases to a full snapshot
-        names.append(manifest.named(PART_NAME, base["name"]))
+        names.append(manifest.checked_name(PART_NAME, base["name"]))
         if names[-1] in names[:-1]:
             raise CheckpointDamagedError(f"{root.display_url(name)} builds on itself")
     for part in reversed(names):
@@ -232,8 +232,8 @@ def fetch_published(source: Location, run_dir: Path, roots: Iterable[Path]) -> N
         run_dir: the local run folder.
         roots: the folders that the run publishes to. A folder outside `run_dir` is ``published`` in the mirror.
     """
-    run_dir = durable.resolved(run_dir)
-    for root in map(durable.resolved, roots):
+    run_dir = durable.resolve_path(run_dir)
+    for root in map(durable.resolve_path, roots):
         if (root / _CURRENT).exists():
             continue
         prefix = root.relative_to(run_dir).as_posix() if root.is_relative_to(run_dir) else PUBLISHED

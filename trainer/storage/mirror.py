@@ -87,18 +87,18 @@ class Mirror(Callback):
         """Claim the mirror for this run and start the thread."""
         if trainer.run_dir is None:
             raise ConfigurationError("Mirror needs a run folder: give run_dir=... to the trainer")
-        run_dir = durable.resolved(trainer.run_dir)
+        run_dir = durable.resolve_path(trainer.run_dir)
         run_dir.mkdir(parents=True, exist_ok=True)
         folders = {"": run_dir}
         for callback in trainer.callbacks:
             for name, root in (("checkpoints", callback.snapshot_root), ("published", callback.published_root)):
-                if root is not None and not durable.resolved(root).is_relative_to(run_dir):
+                if root is not None and not durable.resolve_path(root).is_relative_to(run_dir):
                     if name in folders:
                         raise ConfigurationError(
                             f"Mirror takes one folder of {name} outside the run folder; there are {folders[name]} and "
                             f"{root}: put them inside {run_dir}"
                         )
-                    folders[name] = durable.resolved(root)
+                    folders[name] = durable.resolve_path(root)
         self._created_mirror = not (run_dir / RECORD).is_file()
         record = claim_mirror(self.location, run_dir)
         self._mirror_pass = MirrorPass(folders, self.location, record.get("spared", ()))

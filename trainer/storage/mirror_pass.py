@@ -101,7 +101,7 @@ def _part(name: str, folder: Path) -> Part | None:
         files = manifest.files_of(body)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None  # removed meanwhile, incomplete or damaged, so it is not mirrored
-    order = manifest.count(body.get("sequence", 0)) if kind == "snapshot" else 0
+    order = manifest.checked_count(body.get("sequence", 0)) if kind == "snapshot" else 0
     return Part(name, folder, content, files, (order, ("" if kind == "graph" else name)))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from trainer import checkpoint
 from trainer.checkpoint.snapshot_writer import BackgroundWriter
-from trainer.checkpoint.tensor_file import Frozen
+from trainer.checkpoint.tensor_file import LazyArray
 from trainer.errors import CheckpointError
 
 
@@ -63,7 +63,7 @@ def test_a_snapshot_is_reported_once_even_while_the_next_one_is_written(tmp_path
         return np.zeros(3, np.float32)
 
     begun = tensors(2)
-    begun["model"]["late"] = Frozen(late, np.float32)
+    begun["model"]["late"] = LazyArray(late, np.float32)
     writer.submit(tmp_path, 2, begun, {})
     while not list(tmp_path.glob(".*step_00000002*")):
         pass

@@ -14,7 +14,7 @@ from trainer import checkpoint
 from trainer.checkpoint import parts
 from trainer.checkpoint.manifest import MANIFEST, seal
 from trainer.checkpoint.snapshot_writer import BackgroundWriter
-from trainer.checkpoint.tensor_file import Frozen
+from trainer.checkpoint.tensor_file import LazyArray
 from trainer.distributed.group import Group
 from trainer.errors import CheckpointDamagedError, CheckpointError
 
@@ -47,7 +47,7 @@ def begin(root, step, *others):
 
 
 def finish(root, step, shared, **options):
-    tensors = {"model": {"w": np.ones(3, np.float32)}, shared.own(0): rows(0)}
+    tensors = {"model": {"w": np.ones(3, np.float32)}, shared.part_group(0): rows(0)}
     return checkpoint.write(root, step, tensors, {"a": 1}, parts=shared, **options)
 
 
@@ -85,10 +85,10 @@ def test_it_says_that_it_needs_a_version_which_knows_parts(tmp_path):
 def test_parts_are_written_in_the_background_and_read_late(tmp_path):
     """Rank 0's writer waits for a part that is still being computed."""
     writer, others, shared = BackgroundWriter(), [parts.WriterThread() for _ in range(RANKS - 1)], begin(tmp_path, 1)
-    writer.submit(tmp_path, 1, {shared.own(0): rows(0)}, {}, parts=shared)
+    writer.submit(tmp_path, 1, {shared.part_group(0): rows(0)}, {}, parts=shared)
     assert writer.check() == []
     for rank, other in enumerate(others, 1):
-        lazy = {name: Frozen(lambda array=array: array, array.dtype) for name, array in rows(rank).items()}
+        lazy = {name: LazyArray(lambda array=array: array, array.dtype) for name, array in rows(rank).items()}
         other.run(parts.write_part, shared, rank, lazy)
     for other in others:
         other.wait()
@@ -150,7 +150,7 @@ def test_a_full_disk_of_one_rank_is_the_error_of_the_snapshot(tmp_path, caplog):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     parts.write_part(shared, 1, rows(1))
-    parts.write_part(shared, 2, {"t/ids": Frozen(refuse, np.int64)})
+    parts.write_part(shared, 2, {"t/ids": LazyArray(refuse, np.int64)})
     with pytest.raises(CheckpointError, match=r"rank 2: cannot write part of a snapshot .*No space left.*free space"):
         finish(tmp_path, 2, shared)
     assert names(tmp_path) == ["step_00000001"]

@@ -129,7 +129,7 @@ def test_a_failure_while_the_file_is_written_shows_no_half_of_it(expected, proje
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(durable, "sum_and_sync", full_disk)
+        patch.setattr(durable, "checksum_and_sync", full_disk)
         assert main(command) != 0
     assert "No space left" in capsys.readouterr().err
     assert not (project / f"torn.{ending}").exists()

@@ -63,7 +63,7 @@ def test_a_caller_may_say_which_arguments_are_alike(cell):
     run = GraphCall(cell)
     small, large = (Tensor(np.ones((rows, 2), np.float32)) for rows in (4, 6))
     for tensor, rows in ((small, 4), (large, 6), (small, 4), (large, 6)):
-        product, total = run(tensor, like=rows)
+        product, total = run(tensor, signature=rows)
         assert product.shape == (rows, 2)
         assert float(total) == 2 * rows
 

@@ -11,7 +11,7 @@ from trainer.models.bst import TransformerBlock
 from trainer.models.dcn import CrossNetwork
 from trainer.models.din import ActivationUnit
 from trainer.models.dlrm import DotInteraction
-from trainer.models.esmm import both_logit
+from trainer.models.esmm import product_logit
 from trainer.models.layers import LayerNorm, PairwiseProducts
 from trainer.models.masknet import MaskBlock
 from trainer.models.mmoe import mixed
@@ -167,7 +167,7 @@ def test_an_extraction_layer_sees_its_own_and_the_shared_experts():
 def test_the_logit_of_a_product_of_two_probabilities():
     a, b = np.array([0, 2, -3, 30, -40, 20], np.float32), np.array([0, -1, 4, 30, -40, -5], np.float32)
     p = 1 / (1 + np.exp(-a.astype(float))) / (1 + np.exp(-b.astype(float)))
-    close(both_logit(Tensor(a), Tensor(b)).asnumpy(), np.log(p) - np.log1p(-p))
+    close(product_logit(Tensor(a), Tensor(b)).asnumpy(), np.log(p) - np.log1p(-p))
 
 
 @pytest.mark.parametrize("correction", ["batch", None])

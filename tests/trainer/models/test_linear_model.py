@@ -79,7 +79,7 @@ def test_a_network_by_name_begins_as_the_regression(name, label, options):
     model = LinearModel(features, inputs, LABELS[label])
     net = getattr(models, models.MODELS[name])(features, **options)
     (linear,) = [cell for cell in net.cells() if isinstance(cell, Linear)]
-    linear.begin_as(model, *[cell for cell in net.cells() if isinstance(cell, LabelUnits)])
+    linear.initialize_from(model, *[cell for cell in net.cells() if isinstance(cell, LabelUnits)])
     loss = nn.CrossEntropyLoss() if label == "kind" else nn.MSELoss() if label == "amount" else nn.BCEWithLogitsLoss()
     trainer = Trainer(net, loss, nn.Adam(net.trainable_params(), 1e-3), features=features)
     new = {**raw, "item": np.append(raw["item"][1:], 99)}

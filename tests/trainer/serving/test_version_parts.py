@@ -19,7 +19,7 @@ from mindspore import nn
 from tests.trainer.serving.test_published import QUESTION, ROOT, Copies, Net, clicks, flip
 from trainer import Trainer
 from trainer.checkpoint import manifest, parts
-from trainer.checkpoint.tensor_file import Frozen
+from trainer.checkpoint.tensor_file import LazyArray
 from trainer.distributed.group import Group
 from trainer.errors import CheckpointDamagedError, CheckpointError
 from trainer.serving import Publish, ServedModel, Versions
@@ -230,7 +230,7 @@ def test_rows_are_read_from_the_tables_when_they_are_written():
     values = np.arange(6, dtype=np.float32).reshape(3, 2)
 
     def saved(name, array):
-        return Frozen(lambda: (read.append(name), array)[1], array.dtype)
+        return LazyArray(lambda: (read.append(name), array)[1], array.dtype)
 
     arrays = {"rows": np.array([0, 4, 2], np.int32), "ids": np.array([0, 70, 90]), "values": values}
     arrays = {f"t/{name}": saved(name, array) for name, array in arrays.items()}
@@ -252,7 +252,7 @@ def test_rank_0_waits_for_a_part_that_is_still_computed(tmp_path):
         assert go.wait(60)
         return np.arange(9)
 
-    rows = VersionRows({name: {"t/ids": Frozen(late, np.int64)} for name in (ROWS, FULL)}, shared)
+    rows = VersionRows({name: {"t/ids": LazyArray(late, np.int64)} for name in (ROWS, FULL)}, shared)
     other = threading.Thread(target=write_own_rows, args=(rows, 1))
     other.start()
     closing = threading.Thread(target=close, args=(tmp_path, 1, shared))
@@ -299,7 +299,7 @@ def test_a_full_disk_of_one_rank_is_the_error_of_the_version(tmp_path, failing, 
     def refuse():
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    rows = some_rows(1) | {failing: {"t/ids": Frozen(refuse, np.int64)}}
+    rows = some_rows(1) | {failing: {"t/ids": LazyArray(refuse, np.int64)}}
     write_own_rows(VersionRows(rows, shared), 1)
     with pytest.raises(CheckpointError, match=rf"rank 1: cannot write part of a version .*{failing}\.1.*No space left"):
         close(tmp_path, 2, shared)

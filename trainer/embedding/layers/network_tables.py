@@ -302,8 +302,8 @@ class SparseTables(nn.Cell):
     ) -> dict[str, Any]:
         """Return the state after the last `write_back`: {"json": ..., "arrays": ...}.
 
-        Fast enough to call between two steps. Rows are `table_state.Frozen`: a writer thread can convert them to arrays
-        while training continues.
+        Fast enough to call between two steps. Rows are `tensor_file.LazyArray`: a writer thread can convert them to
+        arrays while training continues.
 
         Args:
             consumer: name of the change tracking to use ("snapshot", "serving").

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...checkpoint.block_arrays import blocks, taken
-from ...checkpoint.tensor_file import Frozen
+from ...checkpoint.tensor_file import LazyArray
 from ...distributed.group import Group
 from ..tables.id_map import find
 from ..tables.spec import DEFAULT_ROW
@@ -43,8 +43,8 @@ def gather_table(group: Group, part: Mapping[str, Any], folder: Path | None) -> 
             joined[name] = _join(group, values, counts[:, 1].tolist(), None)
         else:
             whole = _join(group, values, counts[:, 0].tolist(), folder)
-            # The array no longer changes; `Frozen` lets a writer use it without a copy.
-            joined[name] = Frozen(functools.partial(np.asarray, whole), values.dtype)
+            # The array no longer changes; `LazyArray` lets a writer use it without a copy.
+            joined[name] = LazyArray(functools.partial(np.asarray, whole), values.dtype)
     return joined if group.is_main else {}
 
 
@@ -70,7 +70,7 @@ def own_part(table: SparseTable, arrays: Mapping[str, Any], sketch_before: np.nd
         if name == "sketch":
             part[name] = (array if is_main or sketch_before is None else array - sketch_before)[None]
         else:
-            part[name] = array if name == "removed" else Frozen(functools.partial(column, name), array.dtype)
+            part[name] = array if name == "removed" else LazyArray(functools.partial(column, name), array.dtype)
     return part
 
 

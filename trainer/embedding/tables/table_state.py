@@ -1,7 +1,7 @@
 """Capture, check and restore a table's state, either full or as a delta.
 
 A state consists of arrays and JSON. `take` only records which rows a state covers. A writer reads the rows later, when
-it converts a `Frozen` to an array while training continues; `row_store.CopyOnWriteView` copies rows that training is
+it converts a `LazyArray` to an array while training continues; `row_store.CopyOnWriteView` copies rows that training is
 about to change. `check_states` checks saved states before any table changes.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...checkpoint.block_arrays import blocks
-from ...checkpoint.tensor_file import Frozen
+from ...checkpoint.tensor_file import LazyArray
 from ...checks import any_number, whole
 from ...errors import CheckpointDamagedError, CheckpointMismatchError
 from .eviction import Evicted, UndoRecord
@@ -26,7 +26,7 @@ from .spec import DEFAULT_ROW, undo_counting
 from .table import SparseTable
 from .table_rows import dirty_column
 
-Arrays = Mapping[str, Any]  # values: arrays in memory, `Frozen`, or `BlockArray`
+Arrays = Mapping[str, Any]  # values: arrays in memory, `LazyArray`, or `BlockArray`
 Columns = tuple[np.ndarray, np.ndarray]  # rows and the ids that they belong to
 # A saved state may have this many free rows, plus 100 per saved row, so a forged state cannot reserve unlimited memory.
 _MAX_FREE_ROWS = 10**7
@@ -88,8 +88,8 @@ def take(
     """Return the table's state after the last committed step, (arrays, json).
 
     The arrays "rows" int32 [n], "ids" int64 [n], "values" float32 [n, width] and one array [n] per bookkeeping column
-    are `Frozen`. "removed" (int64) lists the ids that lost their row, "sketch" is the admission policy's sketch, if it
-    has one. For a float16 table "values" is float16 [n, items]: the weights, then two items per optimizer slot, which
+    are `LazyArray`. "removed" (int64) lists the ids that lost their row, "sketch" is the admission policy's sketch, if
+    it has one. For a float16 table "values" is float16 [n, items]: the weights, then two items per optimizer slot, which
     hold the bits of a float32. Changes by uncommitted plans are left out.
 
     Args:
@@ -114,9 +114,9 @@ def take(
         table.snapshot_readers.append(capture.columns)
         kinds = {"rows": np.int32, "ids": np.int64, **{name: columns[name].dtype for name in table.meta_names}}
         arrays: dict[str, Any] = {
-            name: Frozen(functools.partial(capture.column, name), kind) for name, kind in kinds.items()
+            name: LazyArray(functools.partial(capture.column, name), kind) for name, kind in kinds.items()
         }
-        arrays["values"] = Frozen(capture.values, table.store.dtype)
+        arrays["values"] = LazyArray(capture.values, table.store.dtype)
         arrays["removed"] = np.concatenate([np.zeros(0, np.int64), *([] if full else table.tombstones[consumer])])
         table.tombstones[consumer] = []
         if table.admission.sketch is not None:

@@ -197,12 +197,12 @@ def tower_problems(config: ExperimentConfig) -> list[Problem]:
 
     Both are known only after the user has chosen an item.
     """
-    from ...models.two_tower import TwoTower, after_the_choice
+    from ...models.two_tower import TwoTower, label_leak
 
     item = None if config.network is None else config.network.init_args.get("item")
     if config.features is None or item is None or _target(config.network) is not TwoTower:
         return []
-    message = after_the_choice(make_features(config.features), [item] if isinstance(item, str) else item)
+    message = label_leak(make_features(config.features), [item] if isinstance(item, str) else item)
     return [] if message is None else [Problem(config.network.location, join(config.network.path, "item"), message)]
 
 

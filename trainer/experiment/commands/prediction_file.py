@@ -51,7 +51,7 @@ def write_columns(path: Path, batches: Iterable[Columns]) -> int:
             raise DataError("predict: the dataset delivered no rows")
         with writing(path):
             writer.close()
-            durable.sum_and_sync(temporary)
+            durable.checksum_and_sync(temporary)
             os.replace(temporary, path)
             durable.sync_folder(path.parent)
     return rows
