@@ -294,7 +294,7 @@ class Saver:
             CheckpointError: there is no intact snapshot at `path`.
         """
         snapshot = self._read_first(
-            path, folders, lambda folder: checkpoint.find(snapshots_of(durable.resolve_path(folder)))
+            path, folders, lambda each: checkpoint.find(snapshots_of(durable.resolve_path(each)))
         )
         states = [] if snapshot is None else capture.part_states(snapshot, name)
         return states[-1] if states else None

@@ -57,7 +57,7 @@ class WeightAverage(nn.Cell, Stateful):
             rate = ops.cast(done % self.every == 0, mstype.float32) / (counted / self.every + 1.0)
         else:
             rate = 1.0 - ops.minimum(counted / (counted + 9.0), self.decay)
-        # the averages equal the weights until averaging begins
+        # Until averaging begins, the averages equal the weights.
         rate = ops.maximum(rate, ops.cast(done <= 0, mstype.float32))
         for index, average in enumerate(self.averages):
             ops.assign_add(average, rate * (ops.cast(self.sources[index], mstype.float32) - average))

@@ -13,7 +13,7 @@ from ..models.stateless_dropout import StatelessDropout, layer_key
 
 logger = logging.getLogger(__name__)
 
-# number of trailing dimensions that are dropped together: none, or all after the channel
+# Number of trailing dimensions that are dropped together: none, or all after the channel.
 _WHOLE = {nn.Dropout: 0, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
 
 

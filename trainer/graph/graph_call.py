@@ -61,10 +61,9 @@ class GraphCall:
         `signature` is a hashable key of the tensors' shapes and dtypes, computed here if not given.
         """
         cell = self.cell
-        key = (
-            cell.phase,
-            signature if signature is not None else tuple([(tensor.shape, tensor.dtype) for tensor in tensors]),
-        )
+        if signature is None:
+            signature = tuple([(tensor.shape, tensor.dtype) for tensor in tensors])
+        key = (cell.phase, signature)
         program = self._programs.get(key)
         if program is not None:
             return execution.run(program, tensors)

@@ -134,9 +134,8 @@ def _wanted_dtype(kind, number, loss, dtypes, shapes):
     else:
         wanted = mstype.int32 if len(label) < len(prediction) else received
     if wanted != received:
-        _log_once(
-            number, logging.INFO, "cast", "labels are converted from %s to %s, which %s takes", received, wanted, loss
-        )
+        text = "labels are converted from %s to %s, which %s takes"
+        _log_once(number, logging.INFO, "cast", text, received, wanted, loss)
     return wanted
 
 

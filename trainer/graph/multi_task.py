@@ -86,10 +86,9 @@ class MultiTaskLoss(nn.Cell):
         self.applied = nn.CellList([broadcasting(loss) for loss in self.losses], auto_prefix=False)
         self.label_casts = nn.CellList([LabelCast(loss) for loss in losses.values()])
         denominators = [denominator_of(loss) for loss in losses.values()]
-        unknown_indices = [
-            index for index, known in enumerate(denominators) if known is None and not self.ignores_rows(index)
-        ]
-        self.unknown = [list(losses.values())[index] for index in unknown_indices]  # losses with an unknown denominator
+        pairs = enumerate(zip(losses.values(), denominators, strict=True))
+        # Losses with an unknown denominator.
+        self.unknown = [loss for index, (loss, known) in pairs if known is None and not self.ignores_rows(index)]
         self.row_losses: nn.CellList | None = None  # the losses with row weights, after `weigh_rows`
         self.ignores_labels = True  # whether labels may have a loss's `ignore_index`
         self._set_denominators([denominator or RowCount() for denominator in denominators])

@@ -103,9 +103,7 @@ class TrainStep(nn.Cell):
         self.exchange = None
         if options.exchange is not None:
             self.exchange = options.exchange(self.dense_count + (0 if self.by_owner else len(table_rows)), buffers)
-            forward.separate_losses = (
-                forward.is_multi_task
-            )  # the exchange needs each task's loss, to weight it by the task's rows
+            forward.separate_losses = forward.is_multi_task  # the exchange weights each task's loss by the task's rows
             if self.by_owner:
                 self.exchange.share_token(tables.token)
         self.value_and_grad = ops.value_and_grad(self._scaled_loss, None, [*parameters, *table_rows], has_aux=True)

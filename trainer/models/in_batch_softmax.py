@@ -115,11 +115,8 @@ def flatten_positions(vectors, item):
         position_vectors, items, kept = vectors
         if position_vectors.ndim == 2:
             raise TypeError("this loss draws its negatives from the batch; BPR(negatives=...) needs BPRLoss")
-        return (
-            ops.cast(position_vectors.reshape(-1, position_vectors.shape[2]), mstype.float32),
-            items.reshape(-1),
-            kept.reshape(-1),
-        )
+        vectors = ops.cast(position_vectors.reshape(-1, position_vectors.shape[2]), mstype.float32)
+        return vectors, items.reshape(-1), kept.reshape(-1)
     if item.dtype not in _INTEGERS:
         raise TypeError(
             "the label of this loss must be integers that identify items; Features(label=...) names the column of the "

@@ -75,12 +75,9 @@ class LinearModel:
             if not len(known):  # all lists of the training rows were empty
                 ids, ends, id_weights = ids[:0], 0 * ends, id_weights[:0]
             positions = np.minimum(np.searchsorted(known, ids), len(known) - 1)
-            block = sparse.csr_matrix(
-                (id_weights * (known[positions] == ids), positions, ends), shape=(count, len(known))
-            )
-            blocks[_table_name(output)] = (
-                blocks[_table_name(output)] + block if _table_name(output) in blocks else block
-            )
+            values, table = id_weights * (known[positions] == ids), _table_name(output)
+            block = sparse.csr_matrix((values, positions, ends), shape=(count, len(known)))
+            blocks[table] = blocks[table] + block if table in blocks else block
         scaled = sparse.csr_matrix((numbers - mean) / deviation)
         return sparse.hstack([scaled, *(blocks[table] for table in self._ids)], "csr"), mean, deviation
 

@@ -56,9 +56,8 @@ class TwoTower(nn.Cell):
         fields = self.embedding.field_names
         plain = [output for output in features.of_kind(Kind.NUMBERS) if output.vector is None]
         numbers = [output.name for output in plain for _ in range(output.width)]
-        user_fields, item_fields, user_numbers, item_numbers = split_features(
-            features, "TwoTower", fields, numbers, item
-        )
+        split = split_features(features, "TwoTower", fields, numbers, item)
+        user_fields, item_fields, user_numbers, item_numbers = split
         self.sides = SplitFields(user_fields, item_fields)
         self.user_numbers, self.item_numbers = _indices(user_numbers), _indices(item_numbers)
         self.user = Perceptron(len(user_fields) * dim + len(user_numbers), hidden, width)

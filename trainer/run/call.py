@@ -108,7 +108,7 @@ def _call(trainer: TrainerBase, phase: Phase, callbacks: Any) -> Iterator[StopOn
 
 
 def _shut_down(trainer: TrainerBase) -> None:
-    # Ends the run on another thread while the main thread is stuck in a wait for data.
+    """End the run on another thread while the main thread is stuck waiting for data."""
     if trainer.run is not None and not trainer.run.ended:
         trainer.callbacks = trainer.run.callbacks  # a nested evaluation may have replaced them
         loop.end(trainer.run)
@@ -117,7 +117,7 @@ def _shut_down(trainer: TrainerBase) -> None:
 
 
 def _nested(trainer: TrainerBase, phase: Phase, callbacks: Any) -> Iterator[StopOnSignal]:
-    # An evaluation or prediction within a training; restores the state of the training afterwards.
+    """Run an evaluation or prediction within a training; restore the training's state."""
     state = trainer.state
     kept = trainer.callbacks, trainer.history, state.phase, state.metrics
     trainer.callbacks, trainer.history = make_callbacks(callbacks, main=trainer.group.is_main)

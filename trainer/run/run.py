@@ -124,7 +124,7 @@ class Run:
         return self.trainer.builder.train(options, chunk.batches_per_call, chunk, self.feed.options.filling)
 
     def _sample(self, chunk: Chunk) -> tuple[np.ndarray, ...] | None:
-        # Predictions for the first batch; None if they do not have one row per row of the batch.
+        """Return predictions for the first batch; None if they are not one per row."""
         outputs, chosen = self.trainer.builder.inference.sample_outputs(chunk), self.options.output
         if len(outputs) > 1 and chosen >= 0:
             outputs = outputs[chosen : chosen + 1]

@@ -96,9 +96,8 @@ class Scoring:
         """
         windows = list(self._windows.values())
         if not self._decided:
-            windows = [
-                self._make_metrics(t, target) for t in self._tasks for target in possible_targets(self._loss_of(t))
-            ]
+            targets = [(task, target) for task in self._tasks for target in possible_targets(self._loss_of(task))]
+            windows = [self._make_metrics(task, target) for task, target in targets]
             windows += [] if self._calibrator is None else [self._calibrated_windows(self._calibrator)]
         return {name: higher for window in windows for name, higher in window.directions().items()}
 

@@ -78,7 +78,7 @@ class StopOnSignal:
         return self
 
     def _reclaim(self) -> None:
-        # Every graph call replaces the SIGINT handler by MindSpore's own, which sends SIGTERM.
+        """Install the SIGINT handler again: every graph call replaces it by MindSpore's."""
         signal.signal(signal.SIGINT, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

@@ -14,7 +14,7 @@ from trainer.models.dlrm import DotInteraction
 from trainer.models.esmm import product_logit
 from trainer.models.layers import LayerNorm, PairwiseProducts
 from trainer.models.masknet import MaskBlock
-from trainer.models.mmoe import mixed
+from trainer.models.mmoe import mix_experts
 from trainer.models.ple import ExtractionLayer
 
 
@@ -151,7 +151,7 @@ def test_a_transformer_block_passes_over_padding():
 
 def test_a_mixture_of_experts():
     experts, weights = draw(4, 3, 2), draw(4, 3)
-    close(mixed(Tensor(experts), Tensor(weights)).asnumpy(), np.einsum("ne,new->nw", softmax(weights), experts))
+    close(mix_experts(Tensor(experts), Tensor(weights)).asnumpy(), np.einsum("ne,new->nw", softmax(weights), experts))
 
 
 def test_an_extraction_layer_sees_its_own_and_the_shared_experts():

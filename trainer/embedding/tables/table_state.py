@@ -89,8 +89,8 @@ def take(
 
     The arrays "rows" int32 [n], "ids" int64 [n], "values" float32 [n, width] and one array [n] per bookkeeping column
     are `LazyArray`. "removed" (int64) lists the ids that lost their row, "sketch" is the admission policy's sketch, if
-    it has one. For a float16 table "values" is float16 [n, items]: the weights, then two items per optimizer slot, which
-    hold the bits of a float32. Changes by uncommitted plans are left out.
+    it has one. For a float16 table "values" is float16 [n, items]: the weights, then two items per optimizer slot,
+    which hold the bits of a float32. Changes by uncommitted plans are left out.
 
     Args:
         table: the table, which must already track changes for `consumer` (`TableRows.track_changes`).
