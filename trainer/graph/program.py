@@ -143,7 +143,7 @@ class TrainStep(nn.Cell):
         if self.exchange is not None:
             *columns, row_counts = columns
             loss, prediction = self._apply_forward(columns)
-            weighed = self.exchange.scale_loss(loss, row_counts)
+            weighted_loss = self.exchange.scale_loss(loss, row_counts)
         else:
             loss, prediction = self._apply_forward(columns)
             weighted_loss = loss
