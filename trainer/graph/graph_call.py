@@ -1,4 +1,4 @@
-"""Run compiled programs on chunks, for one or K steps, and explain MindSpore's errors."""
+"""Run compiled programs on chunks, and explain MindSpore's errors."""
 
 from __future__ import annotations
 
