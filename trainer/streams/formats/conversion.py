@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import coercion
-from .coercion import MISSING, MisfitError, is_missing, lower_truth
+from .coercion import MISSING, TRUTH_WORDS, MisfitError, is_missing, lower_truth
 from .ragged_column import Ragged
 from .times import seconds_of_array
 
@@ -64,7 +64,7 @@ def _exact_array(column: Column, array: np.ndarray, strict: bool) -> tuple[np.nd
     kind, source = column.dtype.kind, array.dtype.kind
     if kind == "U":
         if source == "U":
-            return _texts(column, array)
+            return lower_truth(array) if column.coerce else array, _absent_texts(column, array)
         if not column.coerce:
             return None
         if source == "b":
@@ -91,10 +91,8 @@ def _exact_array(column: Column, array: np.ndarray, strict: bool) -> tuple[np.nd
     return (array, None) if source in "biu" else None
 
 
-def _texts(column: Column, array: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    if not column.coerce:
-        return array, None
-    return lower_truth(array), None if column.default == "" else array == ""
+def _absent_texts(column: Column, texts: np.ndarray) -> np.ndarray | None:
+    return None if not column.coerce or column.default == "" else texts == ""
 
 
 def _exact_times(column: Column, array: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
@@ -118,9 +116,12 @@ def _exact_list(column: Column, values: Any, text: bool, strict: bool) -> tuple[
         values, types = list(map(str, values)), {str}  # as `coercion.as_text` writes integers
     if not column.times and types <= _PLAIN[kind]:
         try:
-            array = np.array(values, _EXACT_DTYPES[kind])
             if kind == "U":
-                return *_texts(column, array), {}
+                if column.coerce and not TRUTH_WORDS.keys().isdisjoint(values):
+                    values = [TRUTH_WORDS.get(value, value) for value in values]
+                texts = np.array(values, np.str_)
+                return texts, _absent_texts(column, texts), {}
+            array = np.array(values, _EXACT_DTYPES[kind])
             return array, np.isnan(array) if kind == "f" and column.coerce else None, {}
         except OverflowError:
             pass  # reading one by one finds the integer that is too large
@@ -191,11 +192,11 @@ def _read_value(column: Column, value: Any, text: bool, strict: bool) -> Any:
 
 def _fit(column: Column, exact: np.ndarray, absent: np.ndarray | None, bad: Misfits) -> tuple[np.ndarray, Misfits]:
     """Convert exact values to the column's dtype; missing ones get the default."""
-    if column.dtype.kind == "U":
-        array = exact
-    else:
-        with np.errstate(over="ignore", invalid="ignore"):
-            array = exact.astype(column.dtype, copy=False)
+    array = exact
+    if column.dtype.kind != "U":
+        if exact.dtype != column.dtype:
+            with np.errstate(over="ignore", invalid="ignore"):
+                array = exact.astype(column.dtype)
         is_wrong = None
         if column.dtype.kind != "f":
             is_wrong = _outside(exact, *column.integer_range())
