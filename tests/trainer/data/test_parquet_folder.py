@@ -1,5 +1,7 @@
 """A folder of Parquet files as finite data: every row once an epoch, in a repeatable order, never all in memory."""
 
+import time
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -189,3 +191,16 @@ def test_a_batch_size_beside_a_folder_that_has_its_own_is_refused_by_name(folder
     with pytest.raises(ConfigurationError, match="batch_size=7 needs arrays; a ParquetFolder is expected to deliver"):
         getattr(trainer, verb)(ParquetFolder(folder, 50), batch_size=7)
     assert trainer.builder.programs == 0
+
+
+def test_a_folder_reads_the_rows_of_one_shuffle_ahead_and_no_more(folder, monkeypatch):
+    source, reads = ParquetFolder(folder, 50), []
+    monkeypatch.setattr(source, "read", lambda numbers: reads.append(numbers) or ParquetFolder.read(source, numbers))
+    batches = source.batches(0, 0)
+    next(batches), next(batches)
+    until = time.monotonic() + 10
+    while len(reads) < 2 and time.monotonic() < until:
+        time.sleep(0.01)
+    time.sleep(0.2)
+    assert len(reads) == 2
+    assert len(list(batches)) == source.size - 2

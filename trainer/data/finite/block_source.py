@@ -20,6 +20,9 @@ class BlockSource(Source):
     With `shuffle`, the order of an epoch depends only on (seed, epoch). Blocks are read in random order, and the rows
     of consecutive blocks are shuffled together, at least `shuffled_rows` rows at a time. Smaller blocks therefore give
     a better shuffle. A resumed run skips the blocks before its position.
+
+    A thread reads the next rows to be shuffled together while the current ones are used, so twice `shuffled_rows` rows
+    may be in memory.
     """
 
     described = ("rows", "batch_size", "shuffle", "seed")
@@ -32,11 +35,10 @@ class BlockSource(Source):
         shuffle: bool = True,
         seed: int = 0,
         shuffled_rows: int | None = None,  # rows shuffled together; None: `SHUFFLED_ROWS`
-        ahead: bool = False,  # whether a thread reads the next blocks during training, which takes twice the memory
     ) -> None:
         self.block_rows, self.batch_size = list(block_rows), batch_size
         self.shuffle, self.seed = shuffle, seed
-        self.shuffled_rows, self.ahead = shuffled_rows or SHUFFLED_ROWS, ahead
+        self.shuffled_rows = shuffled_rows or SHUFFLED_ROWS
         self.rows = sum(self.block_rows)
         self.size = -(-self.rows // batch_size)
 
@@ -46,8 +48,7 @@ class BlockSource(Source):
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
         plan = list(self._plan(epoch, start * self.batch_size))
-        parts = self._read_ahead(plan) if self.ahead else (self._read_rows(*part) for part in plan)
-        yield from rebatched(parts, self.batch_size)
+        yield from rebatched(self._read_ahead(plan), self.batch_size)
 
     def _plan(self, epoch: int, skip: int) -> Iterator[tuple[list[int], np.ndarray]]:
         """Yield (block numbers, indexes of their rows in the order of delivery)."""

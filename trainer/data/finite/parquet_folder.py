@@ -35,7 +35,7 @@ class ParquetFolder(BlockSource):
     Args:
         path: a folder, whose files are read in the order of their names, or one file. Files whose names start with
             ``_`` or ``.`` are left out. For a URL, such as ``s3://bucket/folder``, every epoch downloads the requested
-            columns of each row group when it is needed. If the store cannot be reached, reading is with_retries for a
+            columns of each row group when it is needed. If the store cannot be reached, reading is retried for a
             minute.
         batch_size: rows per batch; the last one of an epoch may have fewer.
         columns: names of the columns to read, in the order the network takes them, the label last; None reads all

@@ -90,7 +90,7 @@ class RawRowBlocks(BlockSource):
             raise DataError(f"{data}: no good rows{'' if self.set_aside is None else f': {self.set_aside}'}")
         if learns:
             features.finish_learning(sum(counts))
-        super().__init__(counts, batch_size, shuffle=shuffle, seed=seed, shuffled_rows=size, ahead=True)
+        super().__init__(counts, batch_size, shuffle=shuffle, seed=seed, shuffled_rows=size)
         self.takes_seed = True
 
     def read(self, numbers: Sequence[int]) -> Columns:

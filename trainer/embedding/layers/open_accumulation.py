@@ -68,7 +68,7 @@ def _merge_on_main(
     rows = np.concatenate(parts)
     if not group.is_main or not len(rows):
         return None, [None] * len(sums)
-    # Stacks that share positions give every id its open_rows row, so the first stack's rows identify the ids.
+    # Stacks that share positions give every id its own row, so the first stack's rows identify the ids.
     _, first, inverse = np.unique(rows[:, :2], axis=0, return_index=True, return_inverse=True)
     inverse = np.split(inverse.reshape(-1) + 1, np.cumsum([len(part) for part in parts])[:-1])
     merged: list[np.ndarray | None] = []
