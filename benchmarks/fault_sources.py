@@ -189,7 +189,10 @@ def kafka(folder: Path, name: str = "Kafka", ahead: int = 1000, **given: Any) ->
         options = {"quota": 5, "dead_letter": DeadLetter(letters, 1.0), "give_up_after": 0.3, **given}
         return KafkaStream("rows", SCHEMA, servers=cluster.servers, config=dict.fromkeys(waits, 10), **options)
 
-    with servers.kafka_cluster(payloads, "rows", 2) as cluster, changed(module, _ASK_SECONDS=0.3, _AHEAD=ahead):
+    with (
+        servers.kafka_cluster(payloads, "rows", 2) as cluster,
+        changed(module, _REQUEST_SECONDS=0.3, _MIN_BUFFERED=ahead),
+    ):
         yield Source(name, lambda folder: None, make, cluster=cluster)
 
 

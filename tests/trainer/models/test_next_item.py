@@ -12,7 +12,7 @@ from trainer.errors import ConfigurationError, DataError
 from trainer.features import Categorical, Features, ListFeature
 from trainer.models import BPR, GBCE, HSTU, BPRLoss, InBatchSoftmax, ItemIndex, SASRec, item_vectors, user_vectors
 from trainer.serving import Publish, ServedModel
-from trainer.serving.http.openapi import description
+from trainer.serving.http.openapi import openapi_document
 from trainer.serving.http.service_call import ServeOptions
 from trainer.serving.published_items import ItemTable, PublishedItems
 
@@ -127,7 +127,9 @@ def test_bpr_compares_with_the_negatives_of_each_epoch_also_when_it_goes_on(tmp_
     published = ItemTable({"item": np.arange(20)}, "item").state(trainer, features, net)
     assert published["json"]["user_columns"] == ["user"]  # a served user has no negatives
     fields = features.unlabelled_schema.fields
-    body = description(ServeOptions(), fields, PublishedItems(published))["paths"]["/predict"]["post"]["requestBody"]
+    body = openapi_document(ServeOptions(), fields, PublishedItems(published))["paths"]["/predict"]["post"][
+        "requestBody"
+    ]
     *_, row = body["content"]["application/json"]["schema"]["anyOf"]
     assert (list(row["properties"]), "negatives" in fields) == (["user", "item"], True)
     scores = results[0] @ items.T
