@@ -126,7 +126,7 @@ class EarlyStopping(Patience):
 
     def _measure(self, hook: str, trainer: Trainer) -> None:
         progress = trainer.state.progress
-        # The epoch is counted from 0. After its last step, `progress.epoch` already counts it as finished.
+        # `progress.epoch` counts finished epochs: after the last step of an epoch it is one more than its index.
         epoch = progress.epoch if progress.step_in_epoch else progress.epoch - 1
         if not self.start_from_epoch or epoch >= self.start_from_epoch:
             super()._measure(hook, trainer)

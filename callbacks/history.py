@@ -31,7 +31,7 @@ class Curve:
         self._offered = 0
 
     def add(self, step: int, value: float) -> None:
-        """Append the point if it is one in `_stride`."""
+        """Append every `_stride`-th point."""
         self._offered += 1
         if (self._offered - 1) % self._stride:
             return
@@ -78,7 +78,7 @@ class History(Callback):
 
     Args:
         every: cadence of the loss curve: a number of optimizer steps or an `Every`. Each point copies the loss to the
-            host. None: after each call that crosses a multiple of 50 steps.
+            host. None: a point after each call that passes a multiple of 50 steps.
         max_points: maximum length of the loss curve and of each window series; longer series are thinned evenly.
 
     Attributes:

@@ -1,7 +1,7 @@
 """Manifests: a folder's checksums, with a checksum of the manifest itself.
 
 A document is ``{"crc32": "<checksum of the body>", "<kind>": body}``. A folder's ``manifest.json`` is a document whose
-body has "format_version", "id" (unique to the write) and "files": name -> {"size", "crc32"}. It is written last, so a
+body has "format_version", "id" (new for every write) and "files": name -> {"size", "crc32"}. It is written last, so a
 folder with a manifest is complete. Snapshots, published versions and published graphs have different kinds and add
 their own entries to the body.
 
@@ -56,7 +56,7 @@ def seal(kind: str, body: Mapping[str, Any]) -> bytes:
 
 
 def unseal(path: Path | str, kind: str, content: bytes | None = None) -> dict[str, Any]:
-    """Read a document, or parse its bytes `content`; return the body.
+    """Return the body of a document: of `content`, its bytes, or else of the file.
 
     The checksum and the format version are checked; the other entries of the body are not.
     """

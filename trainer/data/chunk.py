@@ -32,8 +32,8 @@ class Chunk:
     num_batches: int
     num_steps: int  # optimizer updates the chunk completes
     num_samples: int  # rows in the chunk (see `FeedOptions.rows_column`); 0 for placeholders (see `Item`)
-    all_samples: int  # rows of this step on all processes together
-    flush: bool  # whether the last batch closes an accumulation that is not full
+    all_samples: int  # rows of the chunk on all processes together
+    flush: bool  # whether the last batch ends an accumulation that is not full
     ends_epoch: bool  # whether the source ended after this chunk
     start: Position  # position before the chunk's first row
     position: Position  # position after the chunk's last row
@@ -44,8 +44,8 @@ class Chunk:
     signature: tuple[Any, ...] = ()  # shapes and dtypes of the tensors
     sparse: Any = None  # working sets of sparse tables, or None
     is_padded: bool = False  # whether rows were padded; the last tensor before those of the tables then has row weights
-    exchange_seconds: float = 0.0  # time of exchanges between processes while preparing ahead
-    error: DataError | None = None  # error of the preparation, at the same chunk on all processes
+    exchange_seconds: float = 0.0  # seconds spent on exchanges between processes while preparing
+    error: DataError | None = None  # error of the preparation; all processes get it at the same chunk
 
     @property
     def nbytes(self) -> int:
@@ -105,7 +105,7 @@ class ChunkTransform:
         """
 
     def finish(self) -> None:
-        """Tell other processes, on the preparing thread, that no chunk follows."""
+        """Tell other processes that no chunk follows; called on the preparing thread."""
 
     def interrupt(self) -> None:
         """End the preparing thread's wait for other processes, so that it can stop."""
@@ -118,9 +118,9 @@ class ChunkTransform:
 class FeedOptions:
     """How a feed groups, pads and checks batches."""
 
-    steps_per_call: int | Callable[[Item], int] = 1  # K, the maximum updates per chunk, or function of the first batch
+    steps_per_call: int | Callable[[Item], int] = 1  # K, maximum updates per chunk, or a function of the first batch
     accumulate: int = 1  # micro-batches per optimizer update
-    transform: Callable[[], ChunkTransform | None] = lambda: None  # called once the first data is known
+    transform: Callable[[], ChunkTransform | None] = lambda: None  # called when the first data has arrived
     columns: int | None = None  # number of leading columns to use; None uses all
     arguments: Sequence[str] = ()  # names of the network's arguments, which decide how ragged columns are padded
     list_types: ListTypes | None = None  # sets the dtype of columns of empty lists; None if the source does so

@@ -1,8 +1,8 @@
 """Dropout with reproducible masks, so that a run resumes exactly.
 
 MindSpore's dropout kernels keep a random state that cannot be read or set. Here the mask is a function of seed, layer,
-number of training forward passes and position: each entry is the hash of its position plus a key that changes with
-every pass. The number of passes is a parameter, which the graph increments and snapshots save.
+number of training forward passes and position: each entry is a hash of its position and of a key that changes with
+every pass. The number of passes is a parameter: the graph increments it, and snapshots save it.
 """
 
 from __future__ import annotations

@@ -62,8 +62,8 @@ class TrainerBase(TrainedNetwork):
     def read_counters(self) -> dict[str, int]:
         """Return the counters of skipped updates, read from the device.
 
-        Keys are "skipped", "fatal", "consecutive" and "longest_run". All skipped updates are fatal, except overflows of
-        scaled gradients with a finite loss.
+        Keys are "skipped", "fatal", "consecutive" and "longest_run". A skipped update is fatal, unless
+        scaled gradients overflowed while the loss was finite.
         """
         counters = self.builder.read_counters()
         self.state.skipped_steps = counters["skipped"]
@@ -72,9 +72,9 @@ class TrainerBase(TrainedNetwork):
     def read_scores(self) -> dict[str, dict[str, Any]]:
         """Return calibration and distribution of binary scores by task.
 
-        During a stream, they cover all its rows, with less weight for older windows; otherwise, the rows of this
-        process in the latest evaluation. `trainer.metrics.binary.score_table` describes the values. Tasks with other
-        targets are left out. A network with one task has the task name "".
+        During a stream, the scores cover all its rows, with less weight for older windows. Otherwise they cover this
+        process's rows of the latest evaluation. `trainer.metrics.binary.score_table` describes the values. Tasks
+        without a binary target are left out. A network with one task has the task name "".
         """
         if self.run is not None and self.run.online is not None:
             return {} if self.run.online.scoring is None else self.run.online.scoring.score_tables()

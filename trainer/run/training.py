@@ -98,7 +98,7 @@ def fit(
             feed = training_feed(trainer, source, options, steps_per_call, trial, marks=marks)
 
             def try_validation() -> None:
-                for valid_feed in valid.values():  # the same seed, so random splits of one dataset do not overlap
+                for valid_feed in valid.values():  # equal seeds: random parts of one dataset stay apart
                     if source.takes_seed and valid_feed.source.takes_seed:
                         valid_feed.source.seed = source.seed
                 try_metrics(trainer, valid.values())
@@ -123,7 +123,7 @@ def fit(
 
 
 def _validate(trainer: TrainerBase, feeds: Mapping[str, Feed]) -> dict[str, float]:
-    """Return "<metric>" or "<set>_<metric>" for all sets; empty after a stop signal."""
+    """Return the metrics as "<metric>" or "<set>_<metric>"; empty after a stop signal."""
     results: dict[str, float] = {}
     if trainer.calibrator is not None:
         trainer.calibrator.restart(forgets=False)  # the weights have changed since the last validation

@@ -51,8 +51,8 @@ class Exported:
         folder: path of the folder.
         files: mapping from file name to size in bytes.
         batch: batch size of the ONNX graph; None if it takes any number of rows, or without ONNX.
-        difference: largest difference between the answers of onnxruntime and of the network, relative to the largest
-            expected magnitude if that is above 1; None without ONNX.
+        difference: largest difference between the outputs of onnxruntime and of the network, divided by the largest
+            output if that is above 1; None without ONNX.
         compared: number of rows compared.
     """
 

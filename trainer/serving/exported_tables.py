@@ -23,7 +23,7 @@ class ExportedTable:
     """The rows of one table."""
 
     name: str
-    ids: np.ndarray  # int64 [n], ascending: the ids of all tables that the same columns read
+    ids: np.ndarray  # int64 [n], ascending: the ids of all tables that read the same columns
     vectors: np.ndarray  # float32 [n, dim]
     default: np.ndarray  # vector of any other id, float32 [dim]
     padding: int | None  # id that means "no entry" and has a vector of zeros, or None

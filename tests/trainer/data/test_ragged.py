@@ -63,7 +63,7 @@ class TestRagged:
     @pytest.mark.parametrize(
         ("make", "error", "message"),
         [
-            (lambda: Ragged([1, 2], [0, 3]), ConfigurationError, "offsets: takes 0 to 2; received up to 3"),
+            (lambda: Ragged([1, 2], [0, 3]), ConfigurationError, "offsets: takes 0 to 2; received 0 to 3"),
             (lambda: Ragged([1, 2], [1, 0]), ConfigurationError, "ascending"),
             (lambda: Ragged.of([[1]], per_octave=3), ConfigurationError, "per_octave: takes 1, 2, 4, 8 or 16"),
             (lambda: Ragged.of([[1]], max_length=0), ConfigurationError, "max_length: takes a whole number >= 1"),

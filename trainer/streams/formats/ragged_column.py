@@ -41,7 +41,9 @@ class Ragged:
         if self.offsets.ndim != 1 or not len(self.offsets) or (np.diff(self.offsets) < 0).any():
             raise ConfigurationError(f"offsets: takes ascending numbers, one more than rows; received {offsets!r}")
         if self.offsets[0] < 0 or self.offsets[-1] > len(self.values):
-            raise ConfigurationError(f"offsets: takes 0 to {len(self.values)}; received up to {self.offsets[-1]}")
+            raise ConfigurationError(
+                f"offsets: takes 0 to {len(self.values)}; received {self.offsets[0]} to {self.offsets[-1]}"
+            )
         if max_length is not None and max_length < 1:
             raise ConfigurationError(f"max_length: takes a whole number >= 1, or None; received {max_length!r}")
         if per_octave not in (1, 2, 4, 8, MAX_PER_OCTAVE):

@@ -31,7 +31,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd])")
 class ServedOutcomes(DelayedLabelJoin):
     """A stream of the rows that `trainer serve --log` wrote, labelled by outcomes.
 
-    A row becomes a positive if an outcome with its id has a time at most `wait` after the row's time. A row without an
+    A row becomes a positive if an outcome with its id follows within `wait` of the row's time. A row without an
     outcome becomes a negative after `negative_after`, in event time. If several rows have the same id, only the first
     one is used. If an outcome has a value in the label's column, the row gets that value as its label.
 
@@ -42,18 +42,18 @@ class ServedOutcomes(DelayedLabelJoin):
     Args:
         served: folder, ``redis://`` or ``kafka://`` URL that the server writes to, or a stream.
         outcomes: folder, URL or stream of the outcomes, JSON objects with the key and a time.
-        key: name of the id in both.
+        key: name of the column with the id, in the rows and in the outcomes.
         wait: longest time from a row to its outcome, in seconds or as a text such as "30m", "12h" or "7d".
         negative_after: time after which a row without an outcome becomes a negative, at least `wait`; longer if
             outcomes are delivered late. None uses `wait`; "never" drops such rows.
-        time: name of the time in the outcomes. None uses the name of the features' event time, or "time" without one.
+        time: name of the outcomes' time. None uses the name of the features' event time, or "time" if they have none.
         weight: name of the weight column of the features.
         negative_sampling_rate, seed, idle_timeout: see `DelayedLabelJoin`.
         max_waiting: largest number of rows, and of outcomes, that wait in memory; beyond it the oldest are dropped and
             counted.
 
     Raises:
-        ConfigurationError: an argument is out of range, or a target cannot be read.
+        ConfigurationError: an argument is out of range, or `served` or `outcomes` cannot be read.
     """
 
     counts_rows = True
