@@ -42,7 +42,7 @@ def weighted_sum(weights: np.ndarray, values: np.ndarray) -> Any:
     """
     # OpenBLAS wakes its threads for more than 10,000 numbers. They then spin, which takes the cores from the graph, and
     # the result would depend on their number.
-    return (weights.reshape(-1, *[1] * (values.ndim - 1)) * values).sum(axis=0)
+    return (weights * values).sum() if values.ndim == 1 else np.einsum("i,i...->...", weights, values)
 
 
 def group_column(groups: Any, rows: int) -> np.ndarray:

@@ -36,7 +36,7 @@ def publish_network(trainer: Trainer, root: Path, batch: int | Sequence[int], ex
         trainer: a Trainer.
         root: folder of the published model.
         batch: batch size of the exported program, or several sizes for several programs.
-        seen: a batch with the network's inputs.
+        example: a batch with the network's inputs.
 
     Raises:
         ConfigurationError: `example` has a ragged column without a maximum length.

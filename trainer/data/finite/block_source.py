@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -49,6 +49,11 @@ class BlockSource(Source):
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
         plan = list(self._plan(epoch, start * self.batch_size))
         yield from rebatched(self._read_ahead(plan), self.batch_size)
+
+    def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns | None:
+        """Return the columns of the first batch; reads nothing ahead."""
+        parts = (self._read_rows(*part) for part in self._plan(self.first_epoch, 0))
+        return next((item.columns for item in rebatched(parts, self.batch_size)), None)
 
     def _plan(self, epoch: int, skip: int) -> Iterator[tuple[list[int], np.ndarray]]:
         """Yield (block numbers, indexes of their rows in the order of delivery)."""

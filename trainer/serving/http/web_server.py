@@ -107,7 +107,6 @@ async def _serve(
         lifespan="off",
         timeout_graceful_shutdown=math.ceil(options.drain),
         server_header=False,
-        proxy_headers=False,  # nothing reads the client's address
         timeout_keep_alive=75,  # longer than usual client timeouts, so that clients close idle connections first
     )
 

@@ -52,7 +52,7 @@ class Removals:
             cursor: id of the last entry read before.
             ids: ids of the entries just read, in the same transaction as `info`.
             full: whether more entries may follow `ids`.
-            within: id of a partially read entry, which must still exist, or None.
+            partly_read: id of a partially read entry, which must still exist, or None.
         """
         last_id = _START if info is None else parse_id(info["last-generated-id"])
         added = None if info is None else info.get("entries-added")
