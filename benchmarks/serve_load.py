@@ -35,6 +35,7 @@ import numpy as np
 
 from benchmarks import lifetime, serve_model
 from benchmarks.serve_process import Server, wait_for_version
+from benchmarks.worker import EARLIER_VARIABLE
 
 HERE = Path(__file__).resolve().parent
 
@@ -135,7 +136,10 @@ class Trained:
 
     def __init__(self, folder: Path, every: float) -> None:
         command = [sys.executable, str(HERE / "serve_model.py"), str(folder), "--every", str(every)]
-        self.process = subprocess.Popen(command, env={**os.environ, "GLOG_v": "3"}, stdout=subprocess.DEVNULL)
+        environment = {**os.environ, "GLOG_v": "3"}
+        if checkout := environment.get(EARLIER_VARIABLE):
+            environment["PYTHONPATH"] = checkout  # the packages of another commit
+        self.process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
 
     def kill(self) -> None:
         self.process.kill()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -36,7 +35,13 @@ def pool(rows: int = 1000) -> list[dict[str, object]]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def train(folder: Path, every: float, rows_per_second: float, seconds: float | None = None, batch: Any = BATCH) -> None:
+def train(
+    folder: Path,
+    every: float,
+    rows_per_second: float,
+    seconds: float | None = None,
+    batch: int | tuple[int, ...] = BATCH,
+) -> None:
     """Train on an endless stream that comes at a rate, and publish programs of `batch` rows; every version is kept."""
     from mindspore import nn
 

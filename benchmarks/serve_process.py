@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from benchmarks.worker import EARLIER_VARIABLE
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -29,8 +31,9 @@ class Server:
     def __init__(self, folder, *arguments, port=0, **environment):
         command = [sys.executable, "-m", "trainer", "serve", str(folder), "--port", str(port), *arguments]
         variables = {**os.environ, "GLOG_v": "3", **environment}
+        checkout = os.environ.get(EARLIER_VARIABLE, ROOT)  # `python -m` takes the packages of the working directory
         self.process = subprocess.Popen(
-            command, cwd=ROOT, env=variables, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+            command, cwd=checkout, env=variables, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
         )
         self.lines, self.url = [], None
         for line in self.process.stderr:
