@@ -130,7 +130,10 @@ class Features(Stateful):
         self.schema = replace(self._schema(), **shared)
         self.unlabelled_schema = Schema(self.columns, **shared)
         kept_columns = {name: replace(text_column(required=False), as_given=True) for name in self.keep}
-        self.kept_schema = Schema({**kept_columns, **self.columns}, **shared)
+        self._kept_schemas = [
+            replace(schema, columns={**kept_columns, **schema.columns})
+            for schema in (self.unlabelled_schema, self.schema)
+        ]
         self.update_every = whole("Features(update_every=...)", update_every, optional=True)
         self.max_bad_share = number("Features(max_bad_share=...)", max_bad_share, minimum=0, maximum=1, what="a share")
         self.learned = Learned(self.features, self.columns)
@@ -344,7 +347,7 @@ class Features(Stateful):
 
     def schema_of(self, *, labelled: bool = True, kept: bool = False) -> Schema:
         """Return the schema of the raw columns, optionally with labels and kept columns."""
-        return self.kept_schema if kept else self.schema if labelled else self.unlabelled_schema
+        return self._kept_schemas[labelled] if kept else self.schema if labelled else self.unlabelled_schema
 
     def declaration(self) -> dict[str, Any]:
         """Return the features and the roles of the other columns as JSON.

@@ -84,7 +84,8 @@ class RawFiles(RawData):
     def parts(
         self, features: Features, bad_rows: BadRowCounter, *, labelled: bool = True, kept: bool = False
     ) -> Iterator[Rows]:
-        schema = features.schema_of(labelled=labelled, kept=kept)
+        # the rows of a part are counted among those that have a label, or divided by their event time
+        schema = features.schema_of(labelled=labelled or self.part is not None, kept=kept)
         select, absent, first, kept_rows = self.part_filter(features), AbsentColumns(schema), 0, 0
         for rows in read_files(self.path, schema, bad_rows):
             absent.note(rows.columns, rows.good)

@@ -116,3 +116,20 @@ def test_nothing_to_keep_is_an_error(served):
         make_trainer(keep=[]).predict(TABLE, keep=True)
     with pytest.raises(ConfigurationError, match="other than 'prediction'"):
         make_trainer(keep=["prediction"])
+
+
+@pytest.mark.parametrize("event_time", [None, "seen"])
+def test_the_kept_rows_of_a_part_are_those_that_an_evaluation_reads(event_time, tmp_path):
+    """Parts count the rows that have a label, or are divided by a time that no feature reads."""
+    path = tmp_path / "rows.csv"
+    lines = [f"{n},user {n},{'' if n % 3 == 0 else n % 2},{1.6e9 + 3600 * n:.0f}" for n in range(ROWS)]
+    path.write_text("\n".join(["x,user,y,seen", *lines]) + "\n")
+    features = Features([Numeric("x")], label="y", event_time=event_time, keep=["user", "y"])
+    data = RawFiles(path, part="test")
+    (evaluated,) = rows_of(features, data)
+    assert 0 < evaluated.good < ROWS // 3
+    (kept,) = rows_of(features, data, labelled=False, kept=True)
+    assert kept.columns["user"].tolist() == [f"user {x:.0f}" for x in evaluated.columns["x"]]
+    assert kept.columns["y"].tolist() == evaluated.columns["y"].tolist()
+    (shown,) = rows_of(features, data, labelled=False)
+    assert shown.columns["x"].tolist() == evaluated.columns["x"].tolist()
