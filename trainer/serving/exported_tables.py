@@ -80,7 +80,7 @@ def exported_tables(fields: FieldMap, tables: Sequence[SparseTable]) -> list[Exp
 def _trained_rows(table: SparseTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return a table's ids, their vectors, and the default vector of other ids."""
     with table.lock:
-        ids, rows = table.map.items()
+        ids, rows = table.items()
         trained = ~table.columns["uncommitted"][rows]
         ids, rows = ids[trained], rows[trained]
         vectors = np.empty((len(ids), table.spec.dim), np.float32)

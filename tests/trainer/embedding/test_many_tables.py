@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 
 from trainer.embedding import Eviction, MinSightings
+from trainer.embedding.planning.layout import ColumnPart, Component, FieldMap, stack_tables
+from trainer.embedding.planning.planner import Planner
+from trainer.embedding.tables import table_state
 from trainer.embedding.tables.table import SparseTable, TableSpec, can_plan_together, plan_same_rows, plan_together
 
 
@@ -109,3 +112,130 @@ def test_tables_that_were_filled_apart_do_not_number_alike_until_they_hold_the_s
     table.clear()
     table.put(np.array([8, 7]), weights)
     assert not table.has_same_rows(leader)
+
+
+def planner_of(tables, columns):
+    """A planner of one cell for each table; table i reads column `columns[i]`, and those of one column share it."""
+    groups = {column: [i for i, own in enumerate(columns) if own == column] for column in sorted(set(columns))}
+    components = [
+        Component(members, [ColumnPart(column)], [np.ones(1, np.bool_)] * len(members))
+        for column, members in groups.items()
+    ]
+    layout = stack_tables(components, [table.spec for table in tables], list(range(len(tables))))
+    return Planner(tables, [True] * len(tables), FieldMap(components), layout=layout)
+
+
+def run(tables, planner, columns):
+    """Plan a chunk and commit it, as a training step does."""
+    _, plan = planner.plan([column[:, None] for column in columns], False, 1)
+    for part in plan.tables:
+        tables[part.table].commit(None)
+
+
+def contents(table):
+    ids, rows = table.items()
+    order = np.argsort(ids)
+    return ids[order], rows[order], table.store.read(rows[order])
+
+
+def assert_same_contents(tables, others):
+    for table, other in zip(tables, others, strict=True):
+        assert extent(table) == extent(other)
+        for mine, its in zip(contents(table), contents(other), strict=True):
+            assert np.array_equal(mine, its)
+
+
+def ids_of(rng, count):
+    return rng.zipf(1.2, count) % 50_000
+
+
+def test_tables_fed_by_the_same_ids_share_one_id_map_until_one_of_them_changes_alone():
+    rng = np.random.default_rng(2)
+    tables, apart = make("abc"), make("abc")
+    planner, lone = planner_of(tables, [0, 0, 0]), [planner_of([table], [0]) for table in apart]
+
+    def train_both():
+        ids = ids_of(rng, 500)
+        run(tables, planner, [ids])
+        for table, alone in zip(apart, lone, strict=True):
+            run([table], alone, [ids])
+        assert_same_contents(tables, apart)
+
+    for _ in range(10):
+        train_both()
+    assert tables[0].map is tables[1].map is tables[2].map
+    assert sum(table.nbytes for table in tables) < sum(table.nbytes for table in apart) - tables[0].map.nbytes
+    for change in (
+        lambda a, b, c: b.put(np.array([7, 10**9]), np.ones((2, 3), np.float32)),
+        lambda a, b, c: a.discard(np.array([7, 8])),
+        lambda a, b, c: c.clear(),
+        lambda a, b, c: a.rebuild(np.zeros(1, np.float32), a.shards),
+    ):
+        change(*tables)
+        change(*apart)
+        assert_same_contents(tables, apart)
+        train_both()
+
+
+def test_what_one_table_has_planned_is_unknown_to_the_other_of_the_map_until_it_has_planned_too():
+    leader, table = make()
+    run([leader, table], planner_of([leader, table], [0, 0]), [np.arange(1, 9)])
+    assert table.map is leader.map
+    new = np.array([5, 100, 101])
+    plan_together([leader], [new[None]], 0.0)
+    assert table.lookup(new).tolist() == [5, 0, 0]
+    assert (len(table), len(table.items()[0])) == (8, 8)
+    table.track_changes("snapshot")
+    table.put(np.array([200]), np.ones((1, 3), np.float32))  # takes a map of its own, without the leader's new ids
+    assert (table.lookup(new).tolist(), table.lookup(np.array([200])).tolist()) == ([5, 0, 0], [9])
+    leader.rollback()
+    assert leader.lookup(np.array([*new, 200])).tolist() == [5, 0, 0, 0]
+
+
+def test_a_rollback_and_a_restored_state_leave_shared_ids_as_separate_ones():
+    rng = np.random.default_rng(3)
+    tables, apart = make(), make()
+    planner, lone = planner_of(tables, [0, 0]), [planner_of([table], [0]) for table in apart]
+    for turn in range(12):
+        ids = ids_of(rng, 500)
+        if turn % 4 == 3:  # planned and not trained
+            planner.plan([ids[:, None]], False, 1)
+            for table in tables:
+                table.rollback()
+            planner.reset()
+            continue
+        run(tables, planner, [ids])
+        for table, alone in zip(apart, lone, strict=True):
+            run([table], alone, [ids])
+        if turn == 5:
+            for table in (*tables, *apart):
+                table.track_changes("snapshot")
+                full = table_state.take(table, "snapshot", full=True)
+                full[0].update({name: np.asarray(array) for name, array in full[0].items()})
+                table.saved = [full]
+        if turn == 9:
+            for table in (*tables, *apart):
+                ((arrays, json),) = table.saved
+                table_state.restore(table, arrays, json)
+            planner.reset()
+        assert_same_contents(tables, apart)
+    assert tables[0].map is tables[1].map
+
+
+def test_another_network_that_feeds_the_tables_with_different_ids_parts_them():
+    rng = np.random.default_rng(4)
+    tables, apart = make(), make()
+    together, separate = planner_of(tables, [0, 0]), planner_of(tables, [0, 1])
+    only_second, lone = planner_of(tables[1:], [0]), [planner_of([table], [0]) for table in apart]
+    for turn in range(12):
+        first, second = ids_of(rng, 300), ids_of(rng, 300)
+        if turn in (6, 7):
+            run(tables[1:], only_second, [second])
+            run(apart[1:], lone[1], [second])
+        else:
+            second = second if turn in (4, 5) else first
+            run(tables, separate if turn in (4, 5) else together, [first, second])
+            run(apart[:1], lone[0], [first])
+            run(apart[1:], lone[1], [second])
+        assert_same_contents(tables, apart)
+    assert tables[0].map is not tables[1].map

@@ -219,12 +219,23 @@ class Planner:
         return [part.reshape(member_ids.shape) for part, member_ids in zip(split, ids, strict=True)]
 
     def _compare_rows(self, stacks: Sequence[int], leaders: Sequence[int]) -> None:
-        """Record which tables have the same row numbers as the first table of their ids."""
-        for stack in stacks[1:]:
-            for leader, index in zip(leaders, self.layout.stacks[stack].tables, strict=True):
+        """Record which tables have the same row numbers as the first table of their ids; these share its id map."""
+        for member, leader_index in enumerate(leaders):
+            if not self._can_plan_together[leader_index]:
+                continue
+            leader = self.tables[leader_index]
+            followers = [self.layout.stacks[stack].tables[member] for stack in stacks[1:]]
+            if leader.map.users > 1 + sum(self.tables[index].map is leader.map for index in followers):
+                leader.own_ids()  # it shares the map with tables that another network fed with the same ids
+            for index in followers:
+                table = self.tables[index]
                 # Tables that once differ stay different for the rest of the run.
-                if self._same_rows.get(index, self._can_plan_together[index] and self._can_plan_together[leader]):
-                    self._same_rows[index] = self.tables[index].has_same_rows(self.tables[leader])
+                if self._same_rows.get(index, self._can_plan_together[index]) and table.has_same_rows(leader):
+                    self._same_rows[index] = True
+                    table.share_ids(leader)
+                else:
+                    self._same_rows[index] = False
+                    table.own_ids()
 
     def _distinct(
         self, tables: Sequence[int], ids: np.ndarray, rows: np.ndarray, carried: np.ndarray, now: float

@@ -53,6 +53,12 @@ class Buckets:
         """Memory of the table in bytes."""
         return self._keys.nbytes + self._rows.nbytes + self._full_counts.nbytes
 
+    def copy(self) -> Buckets:
+        """Return a copy that changes independently."""
+        copy = Buckets(len(self))
+        copy._keys[:], copy._rows[:], copy._full_counts[:] = self._keys, self._rows, self._full_counts
+        return copy
+
     def get(self, ids: np.ndarray) -> np.ndarray:
         """Return the row number of every id, int32 [n] for int64 [n]; -1 where unknown."""
         rows = np.empty(len(ids), np.int32)
@@ -105,6 +111,8 @@ class IdMap:
     ids and doubles when it gets too full.
     """
 
+    users = 1  # number of sparse tables that use this map, see `TableRows.share_ids`
+
     def __init__(self, expected: int = 0) -> None:
         self._table = Buckets(_enough_buckets(64, expected))
         self._zero_key_row = -1  # the row of `ZERO_KEY_ID`
@@ -112,6 +120,12 @@ class IdMap:
 
     def __len__(self) -> int:
         return self._size + (self._zero_key_row >= 0)
+
+    def copy(self) -> IdMap:
+        """Return a copy that changes independently."""
+        copy = IdMap()
+        copy._table, copy._zero_key_row, copy._size = self._table.copy(), self._zero_key_row, self._size
+        return copy
 
     def kernel_arguments(self) -> list[int]:
         """Return the row of `ZERO_KEY_ID` and `Buckets.addresses`, for kernels.

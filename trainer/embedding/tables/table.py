@@ -256,8 +256,9 @@ def plan_same_rows(
 ) -> np.ndarray:
     """Repeat `leader`'s latest plan in a table with equal row numbers; return rows.
 
-    Needs no lookup: known ids have the same rows in both tables, and new ids get the same rows. `ids` are the distinct
-    ids of the plan, int64 [u], and `rows` their rows in `leader`. `can_plan_together` must accept the table.
+    Needs no lookup: known ids have the same rows in both tables, and new ids get the same rows. The tables may share
+    their id map. `ids` are the distinct ids of the plan, int64 [u], and `rows` their rows in `leader`.
+    `can_plan_together` must accept the table.
     """
     plan = leader.pending[-1]
     first = table.next_row
@@ -270,7 +271,8 @@ def plan_same_rows(
         with table.changing():
             _record_plan(table, leader_ids, plan.steps)
             if new:
-                table.map.add(leader_ids, np.arange(first, first + new, dtype=np.int32))
+                if table.map is not leader.map:
+                    table.map.add(leader_ids, np.arange(first, first + new, dtype=np.int32))
                 values = initial_rows(leader_ids, spec.dim, table.seed, spec.initializer, spec.scale)
                 table.store.write_range(first, values, table.first_slots)
     if np.array_equal(planned, rows):

@@ -65,14 +65,14 @@ class TableRows:
 
     def __len__(self) -> int:
         """Return the number of ids that have their own row."""
-        return len(self.map)
+        return min(len(self.map), self.next_row - 1)  # a shared map may be ahead, see `share_ids`
 
     @property
     def nbytes(self) -> int:
         """Bytes in use: rows up to the highest, bookkeeping, id map and sketch."""
         sketch = 0 if self.admission.sketch is None else self.admission.sketch.nbytes
         columns = sum(column.nbytes for column in self.columns.values())
-        return self.next_row * self.store.words * 4 + columns + self.map.nbytes + sketch
+        return self.next_row * self.store.words * 4 + columns + self.map.nbytes // self.map.users + sketch
 
     def packed(self, weights: np.ndarray) -> np.ndarray:
         """Append the slots of new rows to `weights`, float32 [n, dim] -> [n, width]."""
@@ -105,15 +105,37 @@ class TableRows:
         if self.numbering is not other.numbering:
             if (self.next_row, len(self)) != (other.next_row, len(other)):
                 return False
-            ids, rows = self.map.items()
+            ids, rows = self.items()
             if not np.array_equal(other.map.get(ids), rows):
                 return False
             self.numbering = other.numbering
         return True
 
+    def share_ids(self, other: TableRows) -> None:
+        """Use `other`'s id map from now on; both tables must give every id the same row.
+
+        Each plan of `other` must be repeated in this table before the next one (`table.plan_same_rows`). Until then the
+        map is ahead of this table: rows from `next_row` on are not in use here. Does nothing if a table has free rows.
+        """
+        if self.map is not other.map and not len(self.free) and not len(other.free):
+            with self.lock:
+                self.map.users -= 1
+                self.map = other.map
+                self.map.users += 1
+
+    def own_ids(self) -> None:
+        """Stop sharing the id map; call this before a change that the other tables do not repeat."""
+        if self.map.users > 1:
+            with self.lock:
+                self.map.users -= 1
+                self.map = self.map.copy()
+                ids, rows = self.map.items()
+                self.map.remove(ids[rows >= self.next_row])
+
     def clear(self) -> None:
         """Remove every id."""
         with self.changing():
+            self.map.users -= 1
             self.map = IdMap()
             for column in self.columns.values():
                 column[:] = 0
@@ -141,6 +163,7 @@ class TableRows:
             is_owned = self.shards.owned(ids)
             ids, weights = ids[is_owned], weights[is_owned]
         with self.changing():
+            self.own_ids()
             rows = self.map.get(ids)
             new = np.flatnonzero(rows < 0)
             rows[new] = self.take_rows(len(new))
@@ -158,10 +181,11 @@ class TableRows:
         Ids are int64 [n], weights float32 [n, dim]. The default row keeps its weights. All users of this object see the
         change. Not allowed with uncommitted plans.
         """
-        ids, rows = self.map.items()
+        ids, rows = self.items()
         weights = np.empty((1 + len(rows), self.spec.dim), np.float32)
         self.store.read_part(np.append(DEFAULT_ROW, rows), weights)
         self.store.close()
+        self.map.users -= 1
         self.__init__(self.spec, first_slots, shards)  # type: ignore[misc]  # also resets the fields of subclasses
         self.store.write(np.array([DEFAULT_ROW]), self.packed(weights[:1]))
         return ids, weights[1:]
@@ -170,6 +194,7 @@ class TableRows:
         """Remove `ids` and their rows, if known; not allowed with uncommitted plans."""
         ids = np.unique(ids)
         with self.changing():
+            self.own_ids()
             rows = self.map.get(ids)
             self.map.remove(ids)
             self.columns["live"][rows[rows >= 0]] = False
@@ -189,10 +214,22 @@ class TableRows:
         """Return the ids of `rows` (int32 [n]), int64 [n]; undefined for free rows."""
         if "id" in self.columns:
             return self.columns["id"][rows]
-        ids, id_rows = self.map.items()
+        ids, id_rows = self.items()
         id_of = np.zeros(len(self.columns["live"]), np.int64)
         id_of[id_rows] = ids
         return id_of[rows]
+
+    def items(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return all ids (int64 [n]) and their rows (int32 [n]), in no particular order."""
+        ids, rows = self.map.items()
+        known = rows < self.next_row
+        return (ids, rows) if known.all() else (ids[known], rows[known])
+
+    def rows_of(self, ids: np.ndarray) -> np.ndarray:
+        """Return the rows of `ids` (int64 [n]), int32 [n]; -1 where unknown."""
+        rows = self.map.get(ids)
+        rows[rows >= self.next_row] = -1
+        return rows
 
     def lookup(self, ids: np.ndarray, padding: np.ndarray | None = None) -> np.ndarray:
         """Return the rows of `ids` for reading, int32 [n].
@@ -200,7 +237,7 @@ class TableRows:
         Ids without a trained row get the default row, entries where `padding` (bool [n]) is True get -1.
         """
         with self.lock:
-            rows = self.map.get(ids)
+            rows = self.rows_of(ids)
             rows[(rows < 0) | self.columns["uncommitted"][rows]] = DEFAULT_ROW
         if padding is not None:
             rows[padding] = PADDING
@@ -232,7 +269,7 @@ class TableRows:
             if consumer not in self.tombstones:
                 if "id" not in self.columns:
                     self.columns.add("id", np.int64)
-                    ids, rows = self.map.items()
+                    ids, rows = self.items()
                     self.columns["id"][rows] = ids
                 self.tombstones[consumer] = []
                 self.columns[dirty_column(consumer)] = self.columns["live"] & ~self.columns["uncommitted"]

@@ -275,9 +275,10 @@ def restore(table: SparseTable, arrays: Arrays, json: Mapping[str, Any]) -> None
     rows, ids = np.asarray(arrays["rows"], np.int32), np.asarray(arrays["ids"], np.int64)
     with table.changing():
         table.rollback()
-        before, _ = table.map.items()
+        before, _ = table.items()
         if json["full"]:
             table.clear()
+        table.own_ids()
         table.discard(np.asarray(arrays["removed"], np.int64))
         has_id = rows != DEFAULT_ROW
         new = has_id.copy()
@@ -323,7 +324,7 @@ def rewind(table: SparseTable, states: Sequence[tuple[Arrays, Mapping[str, Any]]
         table.reset_default_row()
         for arrays, _ in states:
             for _, saved_rows, ids, values in blocks(arrays, "rows", "ids", "values"):
-                rows = table.map.get(ids)
+                rows = table.rows_of(ids)
                 rows[saved_rows == DEFAULT_ROW] = DEFAULT_ROW
                 known = (rows >= 0) & ~table.columns["uncommitted"][rows]
                 table.store.write_stored(rows[known], values[known])
