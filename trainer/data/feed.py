@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import DataError, TrainerError
 from .as_columns import Columns, check_dtype
-from .batch_sizes import BatchShapes, padded, padded_by_weight
+from .batch_sizes import BatchShapes, RowFilling, padded, padded_by_weight
 from .chunk import Chunk, FeedOptions, newest_event_time, stack, to_tensor
 from .column_checks import BatchConversion
 from .position import Position
@@ -87,7 +87,8 @@ class Feed:
         clock.since = time.perf_counter()
         self._read_number += 1
         chunks: Any = self._read_chunks(position, max_steps, step, self._read_number)
-        has_few_batches = source.in_memory and source.size <= (MAX_QUEUED if transform is None else 1)
+        most_batches = MAX_QUEUED if transform is None else 1
+        has_few_batches = source.in_memory and source.size is not None and source.size <= most_batches
         inline = inline or source.thread_bound or has_few_batches  # a thread would not pay
         if transform is not None:
             transform.connect(inline)
@@ -244,7 +245,8 @@ class Feed:
                 steps_for: Any = self.options.steps_per_call
                 self._batches_per_call = self.source.ahead = steps_for(item) * self.options.accumulate
             self._shapes_vary = self._shapes_vary or shapes_varied
-            is_padded = self.options.filling is not None and self._is_padded_alone(item)
+            filling = self.options.filling
+            is_padded = filling is not None and self._is_padded_alone(item, filling)
             maximum = 1 if self._shapes_vary or is_padded else size
             same_kind = not group or group[-1].kind == item.kind
             changed = bool(group) and not (same_kind and group[-1].form == item.form)
@@ -273,9 +275,8 @@ class Feed:
         if group:
             yield group, False
 
-    def _is_padded_alone(self, item: Item) -> bool:
+    def _is_padded_alone(self, item: Item, filling: RowFilling) -> bool:
         """Return whether rows may be added to a batch, so that it needs its own call."""
-        filling = self.options.filling
         if (rows := self._conversion.rows(item.columns)) in filling.sizes:
             return False
         filling.note(rows)
@@ -322,7 +323,7 @@ class Feed:
         kind = None if self.source.agrees else items[0].kind
         is_frequent = len(items) > 1 or (kind, form) in shapes.stacked or not shapes.seen or self.source.agrees
         is_stacked = self._batches_per_call > 1 and is_frequent and not self._shapes_vary
-        is_stacked = is_stacked and (filling is None or not self._is_padded_alone(items[0]))
+        is_stacked = is_stacked and (filling is None or not self._is_padded_alone(items[0], filling))
         if (kind, form) not in shapes.stacked if is_stacked else form not in shapes.seen:
             shapes.note(form, is_stacked, filling if self._conversion.equal_rows else None, kind)
         return is_stacked

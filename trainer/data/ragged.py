@@ -52,9 +52,14 @@ class ListLengths(NamedTuple):
     def of(cls, column: Any) -> ListLengths | None:
         """Return the list lengths of a column, or None if its rows are single values."""
         if isinstance(column, Ragged):
-            lengths = column.cut_lengths
-            return cls(int(lengths.max(initial=0)), int(lengths.sum()), column.per_octave)
+            return cls.of_lists(column)
         return cls(column.shape[1], column.shape[0] * column.shape[1], ragged=False) if column.ndim > 1 else None
+
+    @classmethod
+    def of_lists(cls, column: Ragged) -> ListLengths:
+        """Return the list lengths of a column of lists."""
+        lengths = column.cut_lengths
+        return cls(int(lengths.max(initial=0)), int(lengths.sum()), column.per_octave)
 
     def joined(self, other: ListLengths | None) -> ListLengths:
         """Return the elementwise maximum of both."""
@@ -108,6 +113,8 @@ class RaggedInput(NamedTuple):
 
     def capacity(self, rows: int) -> int:
         """Return the length of `arrays` in a program for `rows` rows; requires `length`."""
+        if self.length is None:
+            raise ValueError("only a column with a maximum has a capacity")
         return self.length * rows if "_offsets" in self.suffixes else self.length
 
     def arrays(self, name: str, column: Ragged, length: int) -> dict[str, np.ndarray]:
@@ -185,7 +192,7 @@ class RaggedColumns:
             ragged_input = self.inputs[name] = self._input_of(name, column)
             self._dtype_kinds[name] = column.dtype.kind
         flat = "_offsets" in ragged_input.suffixes
-        lengths = step_lengths or ListLengths.of(column)
+        lengths = step_lengths or ListLengths.of_lists(column)
         length = bucket(lengths.total if flat else lengths.longest, lengths.per_octave)
         if not flat and ragged_input.length is not None and lengths.longest <= ragged_input.length <= MAX_SHORT:
             length = ragged_input.length

@@ -58,7 +58,8 @@ class UserData:
     """
 
     def __init__(self, data: Any, features: Features | None = None) -> None:
-        self.features, self.content = features, data
+        self.features: Any = features  # not None if the form is RAW
+        self.content = data
         self._is_shard = _is_shard(data)
         self._negatives = data if isinstance(data, DrawnNegatives) else None
         if features is not None and is_raw(data):

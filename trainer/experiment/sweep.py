@@ -197,9 +197,9 @@ class _Sweep:
             running: list[Trial] = []
             try:
                 while True:
-                    while len(running) < processes and (trial := waiting.pop(0) if waiting else self._next()):
-                        self._start(trial)
-                        running += [trial] if trial.state == "running" else []
+                    while len(running) < processes and (started := waiting.pop(0) if waiting else self._next()):
+                        self._start(started)
+                        running += [started] if started.state == "running" else []
                     if not running:
                         break
                     time.sleep(POLL_SECONDS)

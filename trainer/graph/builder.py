@@ -78,7 +78,8 @@ class StepBuilder:
     _sunk: dict[tuple[Any, ...], SunkSteps] = field(default_factory=dict)
 
     def __post_init__(self, eval_network: nn.Cell | None) -> None:
-        network, loss_fn = self.network, self.loss_fn
+        network = self.network
+        loss_fn: Any = self.loss_fn
         release_with_owner(self, self._cells)
         # Context in which steps are created. A gradient function created in graph mode would compile its arguments.
         self.creation_context: Callable[[], Any] = contextlib.nullcontext if self.compiled else eager_mode
@@ -159,7 +160,8 @@ class StepBuilder:
             self.average = None
         elif self.average is None or self.average.rule != options.average:
             statistics = [p for p in moving_statistics(self.network) if str(p.dtype).startswith("Float")]
-            weights = {id(p): p for p in (*self.optimizer.parameters, *statistics)}
+            trained = () if self.optimizer is None else self.optimizer.parameters
+            weights = {id(p): p for p in (*trained, *statistics)}
             self.average = WeightAverage(list(weights.values()), options.average)
 
     def _continue_counting(self, previous: TrainStep, step: TrainStep) -> None:
@@ -220,13 +222,14 @@ class StepBuilder:
         None never pads).
         """
         runners = {0: self._runner(options, batches_per_call, sample, 0)}
-        if len(self._depths) == 1:
+        freezing = self.boost.freezing
+        if freezing is None or len(self._depths) == 1:
             run = self.with_tables(runners[0])
             run = run if filling is None or batches_per_call is not None else self.padded.train(run, options)
             return self._with_class_range(run, options, batches_per_call)
 
         def train(chunk: Chunk) -> StepOutputs:
-            depth = self.boost.freezing.next(self.steps_done(), bool(chunk.position.micro_batches))
+            depth = freezing.next(self.steps_done(), bool(chunk.position.micro_batches))
             if depth not in runners:
                 runners[depth] = self._runner(options, batches_per_call, sample, depth)
             return runners[depth](chunk)

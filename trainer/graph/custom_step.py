@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
@@ -28,7 +29,7 @@ class CustomStep(nn.Cell):
     def __init__(self, step: nn.Cell, exchange: Callable[..., nn.Cell] | None = None) -> None:
         super().__init__(auto_prefix=False)
         self.step = by_position(step)
-        self.exchange = None
+        self.exchange: Any = None
         if exchange is not None:
             self.exchange = exchange(0, moving_statistics(step))
             for name, value in (("rows", np.ones(2, np.float32)), ("loss", np.float32(0))):

@@ -28,14 +28,14 @@ class Forward(nn.Cell):
     def __init__(self, network: nn.Cell, loss_fn: nn.Cell | None, *, labels: int = 1, cast: bool = False) -> None:
         super().__init__(auto_prefix=False)
         self.network = by_position(network)
-        self.loss_fn = fused_loss(loss_fn)
+        self.loss_fn: Any = fused_loss(loss_fn)
         self.label_cast = LabelCast(loss_fn)
         self.has_loss_fn = loss_fn is not None
         self.is_multi_task = isinstance(loss_fn, MultiTaskLoss)
         self.separate_losses = False  # while training, return the tasks' losses, [T], instead of their weighted sum
         self.labels = labels
         self.label = -max(1, labels)
-        counted = (
+        counted: Any = (
             loss_fn if self.is_multi_task else denominator_of(network if loss_fn is None else loss_fn) or RowCount()
         )
         self.kind = counted.kind  # kind of the loss's denominator
@@ -162,7 +162,7 @@ class WeightedForward(Forward):
         cast: bool = False,
     ) -> None:
         super().__init__(network, loss_fn, labels=labels, cast=cast)
-        self.weighted_loss = weighted_loss
+        self.weighted_loss: Any = weighted_loss
         self.kind = kind
         self.returns_denominator = kind == COUNTED and not self.is_multi_task
         if weighted_loss is not None:

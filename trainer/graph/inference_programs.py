@@ -57,7 +57,7 @@ class InferencePrograms:
 
     def run(self, cell: nn.Cell, chunk: Chunk) -> Any:
         """Run an evaluation or prediction program on one batch; return device outputs."""
-        if chunk.sparse is not None:
+        if chunk.sparse is not None and self._builder.tables is not None:
             self._builder.tables.load(chunk.sparse)
         if chunk.is_padded:
             cell = self._builder.padded.evaluate_cell()

@@ -100,7 +100,7 @@ def broadcasting(loss_fn: Any, reduction: str | None = None) -> Any:
 def fused_loss(loss_fn: nn.Cell | None) -> nn.Cell | None:
     """Return an equivalent of `loss_fn` with fewer operators, or `loss_fn` itself."""
     kind = type(loss_fn)
-    if kind not in (nn.BCEWithLogitsLoss, nn.CrossEntropyLoss):
+    if loss_fn is None or kind not in (nn.BCEWithLogitsLoss, nn.CrossEntropyLoss):
         return broadcasting(loss_fn)
     if loss_fn.reduction != "mean" or loss_fn.weight is not None:
         return loss_fn

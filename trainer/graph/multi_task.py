@@ -89,7 +89,7 @@ class MultiTaskLoss(nn.Cell):
         pairs = enumerate(zip(losses.values(), denominators, strict=True))
         # Losses with an unknown denominator.
         self.unknown = [loss for index, (loss, known) in pairs if known is None and not self.ignores_rows(index)]
-        self.row_losses: nn.CellList | None = None  # the losses with row weights, after `weigh_rows`
+        self.row_losses: Any = None  # the losses with row weights, after `weigh_rows`
         self.ignores_labels = True  # whether labels may have a loss's `ignore_index`
         self._set_denominators([denominator or RowCount() for denominator in denominators])
         for index, (task, loss) in enumerate(losses.items()):

@@ -45,7 +45,7 @@ class PaddedPrograms:
     def __init__(self, builder: StepBuilder) -> None:
         self._builder = builder
         self.weighed = builder.loss_columns.applies_weight  # whether the batches have a column of row weights
-        self._forward = builder.forward if self.weighed else padded_forward(builder.forward, builder.loss_fn)
+        self._forward: Any = builder.forward if self.weighed else padded_forward(builder.forward, builder.loss_fn)
         reason = "" if independent_rows(builder.network) else undeclared_reason(builder.network)
         if self._forward is None:
             reason = why_not_padded(builder.loss_fn)

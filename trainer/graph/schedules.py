@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from mindspore import Tensor, dtype, nn, ops
 
@@ -61,7 +62,7 @@ class Schedule(nn.learning_rate_schedule.LearningRateSchedule):
             warmup = max(1, round(0.3 * total))
         default = 1000 if kind == "inverse_sqrt" else 0  # a number of steps, even if the arguments count epochs
         self.warmup = default if warmup is None else warmup * factor
-        self.total = None if total is None else total * factor
+        self.total: Any = None if total is None else total * factor
         if self.total is not None and self.warmup >= self.total:
             checks.refuse("Schedule(warmup_steps=...)", f"less than the {self.total} steps in all", self.warmup)
         if kind == "inverse_sqrt" and not self.warmup:

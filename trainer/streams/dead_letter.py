@@ -119,7 +119,7 @@ class DeadLetter:
             lines.append(json.dumps({**line, "reason": bad.reason, **_raw_fields(bad.raw)}) + "\n")
         with self._lock:
             try:
-                self._write("".join(lines).encode())
+                self._write(self.path, "".join(lines).encode())
             except OSError as error:
                 with contextlib.suppress(OSError):
                     self._close()
@@ -167,22 +167,22 @@ class DeadLetter:
             self._recent_good /= 2
             self._recent_bad /= 2
 
-    def _write(self, lines: bytes) -> None:
+    def _write(self, path: Path, lines: bytes) -> None:
         if self._file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             # Unbuffered, so that a failed write leaves no data that `close` would write again.
-            self._file = self.path.open("ab", buffering=0)
-            if not self._ends_in_newline():
+            self._file = path.open("ab", buffering=0)
+            if not self._ends_in_newline(path):
                 lines = b"\n" + lines
         remaining = memoryview(lines)
         while remaining:
             remaining = remaining[self._file.write(remaining) :]
 
-    def _ends_in_newline(self) -> bool:
+    def _ends_in_newline(self, path: Path) -> bool:
         """Return whether the last line of the file is complete."""
-        if not self.path.is_file() or self._file.tell() == 0:
+        if not path.is_file() or self._file.tell() == 0:
             return True
-        with self.path.open("rb") as content:
+        with path.open("rb") as content:
             content.seek(-1, 2)
             return content.read(1) == b"\n"
 

@@ -50,6 +50,8 @@ class ParquetFolder(BlockSource):
         DataError: there are no Parquet files, files have different columns, or there are no rows.
     """
 
+    names: tuple[str, ...]  # always known
+
     def __init__(
         self,
         path: str | Path,

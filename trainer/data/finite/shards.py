@@ -96,10 +96,11 @@ class EveryNth(WrappedSource):
         step_forms: list[Any] = []
         lengths: dict[str, ListLengths] = {}
         own_item: Item | None = None
-        item = None
+        last_item: Item | None = None
         for item in self.source.batches(epoch, start * size, state):
             if item is None:
                 continue
+            last_item = item
             if len(step_forms) == rank:
                 own_item = item
                 if self.source.reuses_buffers:
@@ -109,14 +110,13 @@ class EveryNth(WrappedSource):
                 batch_lengths = ListLengths.of(column)
                 if batch_lengths is not None:
                     lengths[name] = batch_lengths.joined(lengths.get(name))
-            if len(step_forms) == size:
+            if len(step_forms) == size and own_item is not None:
                 yield self._complete(own_item, item.state, step_forms, lengths)
                 step_forms, own_item, lengths = [], None, {}
-        if step_forms:
-            state = item.state
+        if last_item is not None and step_forms:
             if own_item is None:
-                own_item, item.placeholder = item, True
-            yield self._complete(own_item, state, step_forms, lengths)
+                own_item, last_item.placeholder = last_item, True
+            yield self._complete(own_item, last_item.state, step_forms, lengths)
         self.size = None if self.source.size is None else -(-self.source.size // size)
 
     def _complete(self, item: Item, state: Any, step_forms: list[Any], lengths: dict[str, ListLengths]) -> Item:

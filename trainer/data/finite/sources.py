@@ -44,6 +44,8 @@ class ArraySource(Source):
     in_memory = True
     takes_seed = True
 
+    names: tuple[str, ...]  # always known
+
     def __init__(
         self,
         arrays: Any,

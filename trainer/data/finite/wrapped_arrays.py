@@ -50,8 +50,8 @@ def wrapped_arrays(dataset: Any, seed: int) -> WrappedArrays | None:
     if type(inner).__name__ != "NumpySlicesDataset" or _chooses_rows(inner):
         return None
     names = dataset.get_col_names()
-    columns = [_as_array(column) for column in inner.source.data]
-    if len(names) != len(columns) or any(column is None for column in columns):
+    columns = [array for column in inner.source.data if (array := _as_array(column)) is not None]
+    if not len(names) == len(columns) == len(inner.source.data):
         return None
     rows, batch_size = len(columns[0]), dataset.batch_size
     shuffle = type(inner.sampler).__name__ == "RandomSampler"

@@ -170,9 +170,13 @@ class StreamSource(Source):
             batch = self._transform(batch)
         if batch is None:
             return None
+        return self._bad_row_filter(batch, self._names_of(batch))
+
+    def _names_of(self, batch: Batch) -> tuple[str, ...]:
+        """Return the columns to read, which the first batch decides."""
         if self.names is None:
             self.names = self._choose_columns(batch.columns)
-        return self._bad_row_filter(batch, self.names)
+        return self.names
 
     def go_back(self, position: Position, trained: int) -> None:
         """Seek to `position`; warn of rows read but not trained that cannot be reread."""
@@ -205,8 +209,9 @@ class StreamSource(Source):
         return Item(self._columns(batch), position, extras)
 
     def _columns(self, batch: Batch) -> Columns:
-        columns = tuple([as_array(batch.columns[name], name) for name in self.names])
-        return columns if self.list_types is None else self.list_types(columns, self.names)
+        names = self._names_of(batch)
+        columns = tuple([as_array(batch.columns[name], name) for name in names])
+        return columns if self.list_types is None else self.list_types(columns, names)
 
     def _choose_columns(self, columns: dict[str, np.ndarray]) -> tuple[str, ...]:
         # The columns to train on are the inputs, then the labels, then the weight.
@@ -294,6 +299,7 @@ class BadRowFilter:
         self.stream = stream
         if stream.dead_letter is None:
             stream.dead_letter = DeadLetter()
+        self._dead_letter: DeadLetter = stream.dead_letter
         self.labels = labels
         self.counted_rows = counted_rows
         schema = stream.schema
@@ -315,17 +321,16 @@ class BadRowFilter:
                 reasons.setdefault(int(row), f"column {name!r} holds NaN or an infinite value (see allow_nan)")
         if batch.event_time is not None:
             reasons = {**far_ahead(batch.event_time, self._max_future), **reasons}
-        dead_letter = self.stream.dead_letter
         if reasons:
             rows = [
                 BadRow(*batch.origin_of(row), reason, {n: _as_python(c[row]) for n, c in batch.columns.items()})
                 for row, reason in sorted(reasons.items())
             ]
-            dead_letter.record(type(self.stream).__name__, rows, batch.spans)
+            self._dead_letter.record(type(self.stream).__name__, rows, batch.spans)
             mask = np.ones(batch.rows, bool)
             mask[list(reasons)] = False
             batch = batch.keep(mask)
-        dead_letter.count(0 if self.stream.counts_rows else batch.rows, len(reasons))
+        self._dead_letter.count(0 if self.stream.counts_rows else batch.rows, len(reasons))
         return batch
 
     def _bad_rows(self, batch: Batch, name: str, names: Sequence[str]) -> np.ndarray:
@@ -339,8 +344,9 @@ class BadRowFilter:
         if name in labels:
             counted_rows = self.counted_rows([batch.columns[label] for label in labels])
             of_column = [rows for label, rows in zip(labels, counted_rows, strict=True) if label == name]
-            if all(rows is not None for rows in of_column):
-                bad = bad[np.any(of_column, axis=0)[bad]]
+            masks = [rows for rows in of_column if rows is not None]
+            if len(masks) == len(of_column):
+                bad = bad[np.any(masks, axis=0)[bad]]
         return bad
 
 

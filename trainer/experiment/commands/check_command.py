@@ -266,7 +266,7 @@ def declared_roles(config: ExperimentConfig) -> tuple[str, list[Problem]]:
         check_labels(features, loss)
         if columns.weight is not None and config.trainer.get("weighted_metrics", True):
             named = [metric for metric in config.metrics if isinstance(metric, str)]
-            check_weighted(task_metrics(named, () if not hasattr(loss, "tasks") else loss.tasks), columns.weight)
+            check_weighted(task_metrics(named, getattr(loss, "tasks", ())), columns.weight)
     except ConfigErrors as errors:
         return "", errors.problems
     except ConfigurationError as error:

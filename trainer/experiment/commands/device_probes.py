@@ -190,7 +190,8 @@ def scales_the_loss() -> bool:
     """Train at O2 with an initial loss scale that overflows."""
     trainer = _trainer(amp_level="O2", loss_scale=amp.DynamicLossScaler(2.0**40, 2, 1000))
     losses = _losses(trainer)
-    return losses[-1] < losses[0] and float(trainer.scaler.scale_value.asnumpy()) < 2.0**40
+    scaler: Any = trainer.scaler
+    return losses[-1] < losses[0] and float(scaler.scale_value.asnumpy()) < 2.0**40
 
 
 def microseconds_per_step() -> dict[str, int]:

@@ -35,9 +35,9 @@ def run(name: str | None, path: Path | None) -> int:
     """
     if name is None:
         raise ConfigurationError("trainer doctor --report FILE takes --device too: cpu, gpu or ascend")
-    name = choice("--device", name, [item for item in CHOICES if item != "auto"])
-    results = run_probes(name)
-    lines = table(name, results, asdict(DEVICES[CHOICES[name]]))
+    device: str = choice("--device", name, [item for item in CHOICES if item != "auto"])
+    results = run_probes(device)
+    lines = table(device, results, asdict(DEVICES[str(CHOICES[device])]))
     text = "\n".join(lines) + "\n"
     if path is None:
         print(text, end="")

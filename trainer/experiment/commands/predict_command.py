@@ -88,8 +88,10 @@ def predict(
         return split, _save(output, experiment, data)
     if trainer.group.size > 1:
         raise ConfigurationError(f"--output: {output} is written by one process; run one for each part of the files")
-    if keep := [] if trainer.features is None else list(trainer.features.keep):
-        _check_kept(keep, data, trainer.features.csv)
+    features = trainer.features
+    keep = [] if features is None else list(features.keep)
+    if features is not None and keep:
+        _check_kept(keep, data, features.csv)
     elif set_aside:
         requirement = "columns that tell which rows are answered: --keep COLUMN, or features.keep"
         raise ConfigurationError(f"trainer predict --set-aside needs {requirement}")

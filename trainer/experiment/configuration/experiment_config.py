@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, StrictInt, StrictStr, ValidationInfo
 
@@ -55,7 +55,7 @@ def _mirror_url(value: str, info: ValidationInfo) -> str:
     if has_reference(value) or is_url(value):
         problem = wrong_reference(value) if has_reference(value) else url_problem(value)
         if problem:
-            info.context.add((info.field_name,), problem)
+            cast(Any, info.context).add((info.field_name,), problem)
             raise already_recorded()
         return value
     raise ValueError("no URL")
@@ -64,7 +64,7 @@ def _mirror_url(value: str, info: ValidationInfo) -> str:
 def _data_section(value: Any, info: ValidationInfo) -> Any:
     if isinstance(value, DataConfig):
         return value
-    section = info.context.model(DataConfig, value, (info.field_name,))
+    section = cast(Any, info.context).model(DataConfig, value, (info.field_name,))
     if section is None:
         raise already_recorded()
     return section
@@ -100,7 +100,7 @@ class ExperimentConfig(Section):
     """Folder of the run. Default: ``runs/<experiment>``."""
     mirror: Annotated[
         StrictStr, AfterValidator(_mirror_url), Field(title="the URL of a folder in a store, as in s3://bucket/run")
-    ] = None
+    ] = cast(Any, None)
     """URL that the run folder is mirrored to, such as ``s3://bucket/run``; None: no mirror."""
     init_from: Annotated[
         Mapping[str, Any] | None, sections.KeywordArguments("init_from", fill_defaults=False, shorthand="path")

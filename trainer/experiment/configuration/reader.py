@@ -27,9 +27,7 @@ KeyPath = tuple[Any, ...]
 class Section(BaseModel):
     """A mapping with fixed keys; null for an optional key means its default."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, arbitrary_types_allowed=True, use_attribute_docstrings=True, ser_json_inf_nan=None
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, use_attribute_docstrings=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -154,11 +152,11 @@ class Reader:
         if not isinstance(written, list):
             return spec
         args = tuple(self.value(item, (*init_path, index)) for index, item in enumerate(written))
-        max_positional = None if signature is None else signature.positional
-        if max_positional is not None and len(args) > max_positional:
-            message = f"received {len(args)}; {signature.name} accepts at most {max_positional} positional arguments"
-            self.add(init_path, message)
         if signature is not None:
+            most = signature.positional
+            if most is not None and len(args) > most:
+                message = f"received {len(args)}; {signature.name} accepts at most {most} positional arguments"
+                self.add(init_path, message)
             excluded = {*supplied, *list(signature.parameters)[: len(args)]}
             self.model(signature.model(excluded), {}, init_path, signature)
         return replace(spec, args=args)

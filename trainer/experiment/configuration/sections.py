@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pydantic import Field, ValidationInfo, WithJsonSchema
 from pydantic_core import core_schema
@@ -50,7 +50,7 @@ class SectionType:
         return self.schema()
 
     def _validate(self, value: Any, info: ValidationInfo) -> Any:
-        reader: Reader = info.context
+        reader: Reader = cast(Any, info.context)
         before = len(reader.problems)
         read = self.read(reader, value, (*reader.above, info.field_name))
         if len(reader.problems) > before:

@@ -79,7 +79,7 @@ def _exact_array(column: Column, array: np.ndarray, strict: bool) -> tuple[np.nd
         return None
     if kind == "f":
         if source == "M" and column.coerce:
-            seconds = seconds_of_array(array)
+            seconds = np.asarray(seconds_of_array(array))
             return seconds, np.isnan(seconds)
         if source not in "biuf":
             return None
@@ -219,7 +219,7 @@ def _fit(column: Column, exact: np.ndarray, absent: np.ndarray | None, bad: Misf
 
 def fixed(column: Column, values: Any, text: bool, strict: bool) -> tuple[np.ndarray, Misfits]:
     """Convert rows of a fixed shape; a row of another shape is a misfit."""
-    size = math.prod(column.shape)
+    size = math.prod(n for n in column.shape if n is not None)
     if isinstance(values, Ragged):  # an empty list stands for a missing row
         rows: Any = values
         values = [row if len(row) else MISSING for row in rows]

@@ -209,7 +209,7 @@ class CsvReader(TextReader):
         self._csv_options: dict[str, Any] = {"delimiter": csv_format.delimiter, "skipinitialspace": csv_format.strip}
         self._quoted_field = text_blocks.quoted_fields((csv_format.delimiter or ",").encode())
         self._header_bytes = 0
-        self._names = names
+        self._names = names or []  # empty until the header is read
         self._read_header = names is None
 
     def read(self, address: int, finished: bool) -> Piece | None:

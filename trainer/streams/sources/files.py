@@ -190,7 +190,8 @@ class FileStream(BufferedStream):
                 self._raise_deleted(missing)
             late = next((name for name in names if name not in known and self._is_past(name)), None)
             if late is not None:
-                current = self._segment_name if self._lanes is None else self._lanes.progress(late).name
+                progress = None if self._lanes is None else self._lanes.progress(late)
+                current = self._segment_name if progress is None else progress.name
                 logger.warning("segment %s appeared after %s had been begun and will not be read", late, current)
         self._listing = names
         self._unread = deque(name for name in names if self._must_read(name))
@@ -217,7 +218,8 @@ class FileStream(BufferedStream):
 
     def _is_finished(self) -> bool:
         """Return whether the current segment is finished: a later one exists in any lane."""
-        return self._no_more_segments or (bool(self._listing) and self._listing[-1] > self._segment_name)
+        listing = self._listing
+        return self._no_more_segments or (listing is not None and len(listing) > 0 and listing[-1] > self._segment_name)
 
     @property
     def retrying(self) -> bool:
@@ -243,16 +245,16 @@ class FileStream(BufferedStream):
 
     def _advance(self) -> bool:
         """Read one piece or move to the next segment; return False if nothing is left."""
-        if self._segment is not None and self._read_piece():
+        if self._segment is not None and self._read_piece(self._segment):
             return True
         # List the folder before reading again, so that rows written before a later segment appeared are not missed.
         self._refresh_listing()
-        if self._segment is not None and self._read_piece(finished=self._is_finished()):
+        if self._segment is not None and self._read_piece(self._segment, finished=self._is_finished()):
             return True
         self._finished.check(False)
         next_name = self._next_unread()
         if self._segment is not None and (next_name is not None or (self._lanes is not None and self._is_finished())):
-            self._finish_segment(next_name or "")
+            self._finish_segment(self._segment, next_name or "")
         if next_name is not None:
             progress = None if self._lanes is None else self._lanes.progress(next_name)
             is_begun = progress is not None and progress.name == next_name and not progress.done
@@ -267,17 +269,16 @@ class FileStream(BufferedStream):
             self._ended = True
         return False
 
-    def _finish_segment(self, next_name: str) -> None:
-        self._finished.add(self._segment, next_name)
+    def _finish_segment(self, segment: OpenSegment, next_name: str) -> None:
+        self._finished.add(segment, next_name)
         if self._cache is not None:
-            self._cache.evict(self._segment_name)
+            self._cache.evict(segment.name)
         if self._lanes is not None:
-            self._lanes.finish(self._segment_name)
+            self._lanes.finish(segment.name)
             self._start_at(None)
 
-    def _read_piece(self, finished: bool = False) -> bool:
+    def _read_piece(self, segment: OpenSegment, finished: bool = False) -> bool:
         """Read one piece of the current segment; return whether there was one."""
-        segment = self._segment
         try:
             if self._cache is not None:
                 self._cache.fetch(segment.name)

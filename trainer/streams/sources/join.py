@@ -196,7 +196,7 @@ class DelayedLabelJoin(BufferedStream):
         keys = [key for batch in batches for key in batch.columns[self.key].tolist()]
         first_number = self._rows.count  # number of the first new impression
         if impressions is not None:
-            self._rows.add(self._round, impressions.columns, impressions.event_time)
+            self._rows.add(self._round, impressions.columns, np.asarray(impressions.event_time))
         values = [1.0] * len(times)
         if outcomes is not None and self.label in outcomes.columns:
             values[impression_count:] = outcomes.columns[self.label].astype(float).tolist()

@@ -75,7 +75,9 @@ class Removals:
             if removed > cursor:  # removed before this stream began to read
                 self.accepted = max(self.accepted, removed)
             return None
-        count = "" if added_before is None or full or not all_read else f"{added - added_before - len(ids)} "
+        count = ""
+        if added is not None and added_before is not None and all_read and not full:
+            count = f"{added - added_before - len(ids)} "
         first = ids[0] if ids else oldest if oldest is not None and oldest > cursor else None
         remainder = "none is left" if first is None else f"the first id available is {format_id(first)}"
         lost = f"{count}entries after {format_id(cursor)}"

@@ -98,7 +98,7 @@ class ReplayStream(Stream):
             return None
         rows = min(max_rows, self.rows - self._row)
         if self.rows_per_second is not None:
-            rows = min(rows, self._wait_until_due(timeout))
+            rows = min(rows, self._wait_until_due(self.rows_per_second, timeout))
             if rows < 1:
                 return None
             self._returned += rows
@@ -111,20 +111,20 @@ class ReplayStream(Stream):
         self._pass, self._row = (self._pass + 1, 0) if ends_pass else (self._pass, last)
         return Batch(columns, None if self._times is None else np.array(self._times[index]), (span,))
 
-    def _wait_until_due(self, timeout: float) -> int:
+    def _wait_until_due(self, rate: float, timeout: float) -> int:
         """Return the number of rows that are due; wait up to `timeout` for the first one."""
         if self._started is None:
             self._started, self._returned = self._clock(), 0
-        due = self._due_rows()
+        due = self._due_rows(self._started, rate)
         if due < 1 and timeout > 0 and self._clock is monotonic:
-            due_time = self._started + (self._returned + 1) / self.rows_per_second
+            due_time = self._started + (self._returned + 1) / rate
             self._stop.wait(min(timeout, max(0.0, due_time - monotonic())))
-            due = self._due_rows()
+            due = self._due_rows(self._started, rate)
         return due
 
-    def _due_rows(self) -> int:
+    def _due_rows(self, started: float, rate: float) -> int:
         # The small term keeps rounding errors from delaying a row that is due exactly now.
-        return int((self._clock() - self._started) * self.rows_per_second + 1e-9) - self._returned
+        return int((self._clock() - started) * rate + 1e-9) - self._returned
 
     def position(self) -> Position:
         return {PARTITION: Cursor(self._pass, self._row).to_json()}
@@ -148,7 +148,7 @@ class ReplayStream(Stream):
         Without a rate, return the number of all rows left, or None if the table repeats forever.
         """
         if self.rows_per_second is not None:
-            return 0 if self._started is None else max(0, self._due_rows())
+            return 0 if self._started is None else max(0, self._due_rows(self._started, self.rows_per_second))
         return None if self.repeat is None else (self.repeat - self._pass) * self.rows - self._row
 
     def close(self) -> None:

@@ -192,6 +192,7 @@ class OpenSegment:
 
     def advance(self, piece: Piece) -> bool:
         """Advance past a piece; return False if the file has become too short for it."""
+        assert self.reader is not None  # `read`, which gave the piece, has opened it
         size = self.reader.bytes_before(piece.end)
         if size != self.fingerprint.bytes:
             try:

@@ -135,6 +135,10 @@ class ServedOutcomes(DelayedLabelJoin):
         self.outcomes.declare(Schema({self.key: text, label: value}, **options))
 
     def _labelled_batch(self, columns: dict[str, Any], *args: Any) -> Batch:
+        if self.schema is None or self.label is None:
+            raise ConfigurationError(
+                "data.stream: served rows need features, which declare their columns and their label"
+            )
         batch = super()._labelled_batch(columns, *args)
         columns, share = dict(batch.columns), batch.columns[SHARE]
         if not self._is_weighted and (share != 1).any():
