@@ -278,7 +278,6 @@ def restore(table: SparseTable, arrays: Arrays, json: Mapping[str, Any]) -> None
         before, _ = table.items()
         if json["full"]:
             table.clear()
-        table.own_ids()
         table.discard(np.asarray(arrays["removed"], np.int64))
         has_id = rows != DEFAULT_ROW
         new = has_id.copy()
