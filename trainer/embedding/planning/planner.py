@@ -219,7 +219,10 @@ class Planner:
         return [part.reshape(member_ids.shape) for part, member_ids in zip(split, ids, strict=True)]
 
     def _compare_rows(self, stacks: Sequence[int], leaders: Sequence[int]) -> None:
-        """Record which tables have the same row numbers as the first table of their ids; these share its id map."""
+        """Record which tables have the row numbers of the first table of their ids.
+
+        These share its id map.
+        """
         for member, leader_index in enumerate(leaders):
             if not self._can_plan_together[leader_index]:
                 continue

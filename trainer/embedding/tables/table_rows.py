@@ -124,7 +124,10 @@ class TableRows:
                 self.map.users += 1
 
     def own_ids(self) -> None:
-        """Stop sharing the id map; call this before a change that the other tables do not repeat."""
+        """Stop sharing the id map.
+
+        Call this before a change that the other tables do not repeat.
+        """
         if self.map.users > 1:
             with self.lock:
                 self.map.users -= 1
