@@ -1,7 +1,12 @@
 """Tasks and metrics of the newer kinds in a configuration."""
 
+import csv
+from pathlib import Path
+
+import numpy as np
 import pytest
 
+from trainer.experiment.cli import main
 from trainer.experiment.configuration.instantiate import build
 from trainer.experiment.configuration.loader import load_config
 from trainer.experiment.configuration.problems import ConfigErrors
@@ -22,6 +27,18 @@ optimizer: {class_path: mindspore.nn.Adam}
 metrics: [auc, liked_log_loss, loved_gauc/user]
 data:
   train: {class_path: examples.movielens.MovieLens}
+"""
+DECLARED = """
+experiment: tasks
+features: {columns: [{kind: numeric, name: x}], label: [click, buy]}
+network: {model: mmoe, dim: 2, experts: 1}
+loss:
+  class_path: trainer.MultiTaskLoss
+  init_args: {losses: {click: &loss {class_path: mindspore.nn.BCEWithLogitsLoss}, buy: *loss}}
+optimizer: mindspore.nn.Adam
+data: {train: rows.csv, test: rows.csv}
+fit: {epochs: 1, batch_size: 64}
+callbacks: [callbacks.ModelCheckpoint]
 """
 
 
@@ -47,3 +64,18 @@ def test_a_misspelt_metric_of_a_task_is_named(tmp_path):
     path.write_text(CONFIG.replace("liked_log_loss", "liked_log_los"))
     with pytest.raises(ConfigErrors, match="liked_log_los"):
         load_config(path)
+
+
+def test_a_kept_label_stands_beside_the_prediction_of_its_task(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    lines = [f"{x:.3f},{int(x > 0)},{n % 2}" for n, x in enumerate(rng.normal(size=64))]
+    Path("rows.csv").write_text("\n".join(["x,click,buy", *lines]) + "\n")
+    Path("tasks.yaml").write_text(DECLARED)
+    assert main(["fit", "tasks.yaml"]) == 0
+    assert main(["predict", "runs/tasks", "--output", "answers.csv", "--keep", "click", "x"]) == 0
+    with open("answers.csv", newline="") as file:
+        answers = list(csv.DictReader(file))
+    assert list(answers[0]) == ["row", "click", "x", "prediction_click", "buy"]
+    assert [answer["click"] for answer in answers] == [line.split(",")[1] for line in lines]
+    assert all(0 < float(answer["prediction_click"]) < 1 for answer in answers)

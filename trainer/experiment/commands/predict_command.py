@@ -153,7 +153,8 @@ def _batches(experiment: Experiment, data: Any, keep: bool, set_aside: bool) -> 
         columns = {} if set_aside else {"row": np.arange(first, first + count)}  # omitted rows would shift the numbers
         if keep:
             columns |= {name: column for name, column in predictions.items() if name != PREDICTION}
-        yield columns | predicted
+        # a task has the name of its label, which may be kept as well
+        yield columns | {f"{PREDICTION}_{name}" if name in columns else name: part for name, part in predicted.items()}
         first += count
 
 
