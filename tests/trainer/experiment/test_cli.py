@@ -146,6 +146,16 @@ def test_a_run_killed_before_its_first_snapshot_begins_again_from_what_it_was_gi
     assert whole["val_auc"] == pytest.approx(Run.read(finished).metrics["results"]["val_auc"], abs=1e-6)
 
 
+def test_what_is_set_when_a_run_begins_again_is_recorded(finished):
+    assert main(["fit", "configs/tumours.yaml", "--set", "run_dir=runs/again", "--set", "fit.epochs=1"]) == 0
+    shutil.rmtree("runs/again/checkpoints")  # as a kill before the first snapshot leaves it
+    assert main(["fit", "--resume", "runs/again", "--set", "network.init_args.has_bias=false"]) == 0
+    assert Run.read("runs/again").config["network"]["init_args"]["has_bias"] is False
+    (entry,) = json.loads(Path("runs/again/resumes.json").read_text())
+    assert entry["snapshot"] is None
+    assert main(["evaluate", "runs/again"]) == 0, "the network is the one that was trained"
+
+
 def test_a_resumed_run_ends_where_an_uninterrupted_one_does(finished, capsys):
     assert main(["fit", "configs/tumours.yaml", "--set", "run_dir=runs/long", "--set", "fit.epochs=4"]) == 0
     shutil.copytree(finished, "runs/resumed")  # a run folder may be moved

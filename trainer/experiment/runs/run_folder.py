@@ -2,7 +2,7 @@
 
     config.yaml      the resolved configuration, overrides applied, defaults filled in; loads as the same experiment
     versions.json    versions, platform, seed, command, and source of the configuration
-    resumes.json     one entry per resume: the snapshot, and the seconds that the run had taken until then
+    resumes.json     one entry per resume: the snapshot or null, and the seconds that the run had taken until then
     checkpoints/     snapshots (`callbacks.ModelCheckpoint`)
     history.json     result of `fit`: losses, metrics and their steps
     metrics.json     final results by name, stop reason, counters
@@ -150,12 +150,12 @@ def write_config(run_dir: Path, config: ExperimentConfig) -> None:
     durable.replace_file(run_dir / CONFIG, (header + dump(config.to_dict())).encode())
 
 
-def record_resume(run_dir: Path, config: ExperimentConfig, snapshot: Path, seconds: float) -> None:
+def record_resume(run_dir: Path, config: ExperimentConfig, snapshot: Path | None, seconds: float) -> None:
     """Add an entry to ``resumes.json``; update ``config.yaml`` if there are overrides."""
     entries = read_json(run_dir / RESUMES) if (run_dir / RESUMES).is_file() else []
     entry = {
         "time": now(),
-        "snapshot": str(snapshot),
+        "snapshot": None if snapshot is None else str(snapshot),
         "overrides": [mask_override(override) for override in config.overrides],
         "seconds_before": round(seconds, 3),
         **versions(),

@@ -191,12 +191,14 @@ def _drift(experiment: Experiment, split: str) -> dict[str, float]:
 
 
 class _ResumeRecord(Callback):
-    """Records the snapshot that a run resumes from, after it is restored."""
+    """Records the snapshot that a run resumes from; None if it starts over."""
+
+    order = -20  # before `RunRecord`, which records when the process began
 
     def __init__(self, config: ExperimentConfig, seconds: float) -> None:
         self._config, self._seconds = config, seconds
 
-    def on_load_checkpoint(self, trainer: Trainer) -> None:
+    def on_train_begin(self, trainer: Trainer) -> None:
         """Add an entry to ``resumes.json``."""
         if (snapshot := trainer.state.snapshot) is not None:
             run_folder.record_resume(self._config.run_dir, self._config, snapshot, self._seconds)
