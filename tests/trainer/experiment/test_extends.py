@@ -4,6 +4,7 @@ import pytest
 
 from trainer.experiment import build, load_config
 from trainer.experiment.configuration.problems import ConfigErrors
+from trainer.experiment.runs.restart import published_by
 
 BASE = """\
 experiment: base
@@ -111,3 +112,34 @@ def test_what_a_training_cannot_begin_with_is_named(write, value, path, message)
         load_config(write("begin.yaml", f"extends: base.yaml\ninit_from: {value}\n"))
     assert path in [problem.path for problem in errors.value.problems]
     assert message in str(errors.value)
+
+
+def test_variables_stand_for_values_of_declared_columns_too(write, monkeypatch):
+    text = """\
+experiment: env
+features:
+  columns: [{kind: numeric, name: x}, {kind: list, name: tags, max_length: "${env:LENGTH_OF_THE_TEST}"}]
+  label: ${env:LABEL_OF_THE_TEST}
+  max_bad_share: ${env:SHARE_OF_THE_TEST,0.25}
+  csv: {encoding: "${env:ENCODING_OF_THE_TEST,cp1252}"}
+network: {model: lr}
+loss: mindspore.nn.BCEWithLogitsLoss
+optimizer: mindspore.nn.Adam
+"""
+    config = load_config(write("env.yaml", text))
+    with pytest.raises(ConfigErrors, match=r"env.yaml:\d.*features.*variable LENGTH_OF_THE_TEST is not set"):
+        build(config, ())
+    for name, value in (("LENGTH", "7"), ("LABEL", "click")):
+        monkeypatch.setenv(f"{name}_OF_THE_TEST", value)
+    features = build(config, ()).trainer.features
+    assert (features.features[1].max_length, features.labels, features.max_bad_share) == (7, ("click",), 0.25)
+    assert features.csv.encoding == "cp1252"
+    assert config.to_dict()["features"]["label"] == "${env:LABEL_OF_THE_TEST}"
+
+
+@pytest.mark.parametrize("arguments", ["{root: '${env:ROOT_OF_THE_TEST}/v'}", "['${env:ROOT_OF_THE_TEST}/v']"])
+def test_the_folder_that_a_run_publishes_to_is_found_by_its_variable(write, tmp_path, monkeypatch, arguments):
+    callbacks = f"callbacks: [{{class_path: trainer.serving.Publish, init_args: {arguments}}}]\n"
+    write("run/config.yaml", BASE + callbacks)
+    monkeypatch.setenv("ROOT_OF_THE_TEST", str(tmp_path))
+    assert published_by(tmp_path / "run") == tmp_path / "v"

@@ -179,6 +179,8 @@ def column_problems(config: ExperimentConfig) -> list[Problem]:
         features = make_features(config.features)
     except ConfigErrors:  # already reported
         return []
+    except ConfigurationError as error:  # a variable of the environment is not set
+        return [config.problem("features", str(error))]
     for spec in _raw_files(config):
         path = spec.init_args.get("path")
         if spec is config.data.train and isinstance(path, str) and not has_reference(path) and Path(path).exists():

@@ -299,7 +299,7 @@ class FeaturesSection(SectionType):
         for index, column in enumerate(columns if isinstance(columns, list) else ()):
             self._column(reader, column, (*path, "columns", index))
         reader.arguments(value, path, signature, {})
-        if len(reader.problems) == before:
+        if len(reader.problems) == before and not has_reference(value):
             try:
                 make_features(value)
             except (ConfigurationError, TypeError) as error:
@@ -318,7 +318,7 @@ class FeaturesSection(SectionType):
             return reader.refuse((*path, "kind"), ", ".join(KINDS), hint)
         before, options = len(reader.problems), {key: item for key, item in value.items() if key != "kind"}
         reader.arguments(options, path, signature_of(KINDS[kind]), {})
-        if len(reader.problems) > before:
+        if len(reader.problems) > before or has_reference(options):
             return
         try:
             as_feature(value)
@@ -346,11 +346,22 @@ def make_features(section: Mapping[str, Any]) -> Any:
     """Create the `Features` that the section `features` declares.
 
     Raises:
-        ConfigurationError: the declaration is invalid; the message begins with the key.
+        ConfigurationError: the declaration is invalid; the message begins with the key. Or a variable of the
+            environment is not set.
     """
-    from ...features import Features
+    from ...features import KINDS, Features
 
-    return Features(section["columns"], **{name: value for name, value in section.items() if name != "columns"})
+    columns = [_resolved(column, KINDS.get(column.get("kind"))) for column in section["columns"]]
+    options = {name: value for name, value in section.items() if name != "columns"}
+    return Features(columns, **_resolved(options, Features))
+
+
+def _resolved(arguments: Mapping[str, Any], target: Any) -> Mapping[str, Any]:
+    """Return arguments of `target` with their references replaced."""
+    from .instantiate import keyword_values
+
+    referring = {name: value for name, value in arguments.items() if has_reference(value)}
+    return {**arguments, **keyword_values(referring, target)} if referring else arguments
 
 
 def signature_of(target: Callable[..., Any]) -> Signature:

@@ -5,7 +5,7 @@ Engines that restart jobs, such as Kubernetes, Ray, systemd and cluster schedule
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,7 @@ def existing_run(config: ExperimentConfig) -> str | Path | None:
     folder = run_folder.newest_run(config.run_dir)
     if folder is None:
         return _mirrored_run(config)
-    run = run_folder.Run.read(folder)
-    changed = _changed(run.config, run.versions.get("defaults", ()), config)
+    changed = changed_settings(folder, config)
     if changed:
         raise ConfigurationError(
             f"{folder} was started with other values: {'; '.join(changed[:5])}{'; ...' if len(changed) > 5 else ''}. "
@@ -59,11 +58,13 @@ def _mirrored_run(config: ExperimentConfig) -> str | None:
     return url
 
 
-def _changed(recorded: Mapping[str, Any], defaults: Collection[str], config: ExperimentConfig) -> list[str]:
-    """Describe changed settings; defaults and run_dir are ignored."""
+def changed_settings(folder: Path, config: ExperimentConfig, ignored: Iterable[str] = ()) -> list[str]:
+    """Describe changed settings; defaults, run_dir and `ignored` do not count."""
+    run = run_folder.Run.read(folder)
+    recorded, defaults = run.config, run.versions.get("defaults", ())
     recorded_flat, current_flat = run_folder.flatten(recorded), run_folder.flatten(config.to_dict())
     set_paths = (recorded_flat.keys() - set(defaults)) | (current_flat.keys() - set(config.default_paths()))
-    keys = sorted(set_paths - {"run_dir"})
+    keys = sorted(set_paths - {"run_dir", *ignored})
     values = [(key, recorded_flat.get(key, _ABSENT), current_flat.get(key, _ABSENT)) for key in keys]
     return [f"{key}: {_text(old)}, now {_text(new)}" for key, old, new in values if old != new]
 
@@ -94,8 +95,8 @@ def fetched_run(url: str) -> Path:
 def publish_folders(config: ExperimentConfig, run_dir: Path) -> list[Path]:
     """Return the folders that the callbacks of a run publish to."""
     publishers = [spec for spec in config.callbacks if spec.class_path.rpartition(".")[2] == "Publish"]
-    roots = [spec.init_args.get("root") for spec in publishers]
-    return [run_dir / fetch.PUBLISHED if root is None else Path(root) for root in roots]
+    roots = [spec.init_args.get("root", spec.args[0] if spec.args else None) for spec in publishers]
+    return [run_dir / fetch.PUBLISHED if root is None else Path(expand(root, "root")) for root in roots]
 
 
 def published_by(run_dir: Path) -> Path | None:
