@@ -29,6 +29,7 @@ from ..errors import ConfigurationError, did_you_mean
 from ..masking import mask_text
 from .configuration.yaml_tree import dump_line
 from .runs.compare import is_running
+from .runs.run_folder import CONFIG
 from .sweep_plan import (
     MODES,
     PLAN,
@@ -144,8 +145,8 @@ def _publish_overrides(config: str, settings: list[str], folder: Path) -> list[s
 
     root = dump_line(str(folder / "published"))
     callbacks = load_config(config, settings).callbacks or ()
-    publishers = [spec.path for spec in callbacks if spec.class_path.endswith(".Publish")]
-    return [f"{path}.init_args.root={root}" for path in publishers]
+    publishers = [(spec.path, 0 if spec.args else "root") for spec in callbacks if spec.class_path.endswith(".Publish")]
+    return [f"{path}.init_args.{argument}={root}" for path, argument in publishers]
 
 
 def _set_arguments(values: Mapping[str, Any]) -> list[str]:
@@ -193,6 +194,7 @@ class _Sweep:
             drop_torn_line(self.folder / TRIALS)
             for trial in self.trials:
                 self._check_monitor(trial)
+            self._check_unchanged()
             waiting = [trial for trial in self.trials if trial.state == "waiting"]
             running: list[Trial] = []
             try:
@@ -245,11 +247,34 @@ class _Sweep:
         logger.info("trial %d: %s", trial.number, mask_text(shown))
 
     def _options(self, trial: Trial) -> list[str]:
-        if (trial.folder / "config.yaml").is_file():
+        if (trial.folder / CONFIG).is_file():
             return ["--resume", str(trial.folder)]
-        settings = [*self.plan.overrides, *_set_arguments(trial.values), f"run_dir={dump_line(str(trial.folder))}"]
+        settings = self._settings(trial)
         settings += _publish_overrides(self.plan.config, settings, trial.folder)
         return [self.plan.config, *(part for text in settings for part in ("--set", text))]
+
+    def _settings(self, trial: Trial) -> list[str]:
+        """Return the overrides that a trial begins with, except where it publishes."""
+        return [*self.plan.overrides, *_set_arguments(trial.values), f"run_dir={dump_line(str(trial.folder))}"]
+
+    def _check_unchanged(self) -> None:
+        """Raise ConfigurationError if the experiment has changed since the first trial."""
+        from .configuration.loader import load_config
+        from .runs.restart import changed_settings
+
+        trial = next((trial for trial in self.trials if (trial.folder / CONFIG).is_file()), None)
+        if trial is None or not Path(self.plan.config).is_file():
+            return
+        settings = self._settings(trial)
+        roots = _publish_overrides(self.plan.config, settings, trial.folder)  # the sweep may have been moved
+        config = load_config(self.plan.config, [*settings, *roots])
+        changed = changed_settings(trial.folder, config, [root.partition("=")[0] for root in roots])
+        if changed:
+            raise ConfigurationError(
+                f"{self.plan.config} has changed since the sweep in {self.folder} began, and its trials would not be "
+                f"comparable: {'; '.join(changed[:5])}{'; ...' if len(changed) > 5 else ''}. Choose another folder "
+                "for a new sweep (--output)"
+            )
 
     def _update(self, trial: Trial) -> None:
         ended = not is_running(trial.folder) if trial.process is None else trial.process.poll() is not None

@@ -15,6 +15,8 @@ import pytest
 from trainer.errors import ConfigurationError
 from trainer.experiment.cli import main
 from trainer.experiment.commands.sweep_command import _parse_variation
+from trainer.experiment.configuration.loader import load_config
+from trainer.experiment.runs.run_folder import project_paths, write_record
 from trainer.experiment.sweep import resume, sweep
 from trainer.experiment.sweep_plan import (
     Plan,
@@ -254,3 +256,30 @@ def test_a_line_that_a_kill_cut_off_is_removed_before_the_next_one_is_written(tm
 def test_a_folder_without_a_sweep_is_named(tmp_path):
     with pytest.raises(ConfigurationError, match="holds no sweep"):
         read_plan(Path(tmp_path))
+
+
+def test_a_sweep_of_an_experiment_that_has_changed_is_refused(config, tmp_path):
+    """Otherwise the results of the file as it was would be shown as those of the file as it is."""
+    path, folder = tmp_path / "line.yaml", tmp_path / "rates"
+    path.write_text(CONFIG)
+    (folder / "000").mkdir(parents=True)
+    plan = Plan(str(path), {RATE: [0.1]})
+    (folder / "sweep.json").write_text(json.dumps(plain(plan)))
+    (folder / "trials.jsonl").write_text(json.dumps({RATE: 0.1}) + "\n")
+    with project_paths(config):
+        write_record(folder / "000", load_config(path, [f"{RATE}=0.1", f"run_dir={folder / '000'}"]), "fit")
+        (folder / "000" / "metrics.json").write_text(json.dumps({"stop_reason": "limit: epochs=2"}))
+        (trial,) = sweep(path, {RATE: [0.1]}, monitor="val_loss", folder=folder)
+        assert trial.state == "done"
+        path.write_text(CONFIG.replace("epochs: 2", "epochs: 20"))
+        with pytest.raises(ConfigurationError, match=r"has changed since .* began.*fit.epochs: 2, now 20.*--output"):
+            sweep(path, {RATE: [0.1]}, monitor="val_loss", folder=folder)
+        with pytest.raises(ConfigurationError, match="has changed"):
+            resume(folder)
+
+
+def test_a_resumed_sweep_takes_no_options_of_a_new_one(tmp_path, capsys):
+    arguments = ["--vary", f"{RATE}=1", "--trials", "9", "--set", "seed=2"]
+    assert main(["sweep", "--resume", str(tmp_path), *arguments]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "takes only --processes; received --vary, --trials, --set. To change it, begin another" in said

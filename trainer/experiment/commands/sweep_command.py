@@ -11,6 +11,19 @@ from ...errors import ConfigurationError, TrainerError
 
 logger = logging.getLogger(__name__)
 
+_OF_A_NEW_SWEEP: dict[str, tuple[str, Any]] = {  # option -> (its attribute, its default)
+    "--vary": ("vary", []),
+    "--monitor": ("monitor", "val_loss"),
+    "--mode": ("mode", "auto"),
+    "--search": ("search", "grid"),
+    "--trials": ("trials", None),
+    "--prune": ("prune", False),
+    "--seed": ("seed", 0),
+    "--online": ("online", False),
+    "--output": ("output", None),
+    "--set": ("overrides", []),
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
@@ -45,6 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from ..sweep_plan import read_plan
 
     if args.resume is not None:
+        _check_resumed(args)
         folder = args.resume
         trials = resume(folder, args.processes)
     else:
@@ -67,6 +81,16 @@ def run(args: argparse.Namespace) -> int:
     except TrainerError as error:  # Bokeh is not installed
         logger.info("no page is written: %s", error)
     return 0 if any(trial.state in ("done", "pruned") for trial in trials) else 1
+
+
+def _check_resumed(args: argparse.Namespace) -> None:
+    """Raise ConfigurationError if options of a new sweep are given."""
+    given = [option for option, (name, default) in _OF_A_NEW_SWEEP.items() if getattr(args, name) != default]
+    if given:
+        raise ConfigurationError(
+            f"trainer sweep --resume {args.resume} continues the sweep as it began, and takes only --processes; "
+            f"received {', '.join(given)}. To change it, begin another: trainer sweep CONFIG ... --output FOLDER"
+        )
 
 
 def _parse_variation(text: str) -> tuple[str, Any]:
