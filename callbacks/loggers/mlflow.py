@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import posixpath
+import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +21,14 @@ FLUSH_SECONDS = 5.0
 CLOSE_SECONDS = 60.0
 
 
+def mlflow_name(name: str) -> str:
+    """Return the name of a metric in MLflow: "ndcg@5" is "ndcg_at_5".
+
+    MLflow accepts few signs, and refuses all metrics of a call if it refuses the name of one of them.
+    """
+    return posixpath.normpath(re.sub(r"[^/\w.\- ]", "_", name.replace("@", "_at_")))
+
+
 def _is_temporary(error: Exception) -> bool:
     """Return whether a failed request may succeed later (the server is unavailable)."""
     from requests import exceptions
@@ -31,6 +41,9 @@ def _is_temporary(error: Exception) -> bool:
 
 class MLflowLogger(Logger):
     """Logs a run to MLflow: metrics, parameters, snapshots as artifacts.
+
+    The names of metrics are changed where MLflow does not accept them: "ndcg@5" becomes "ndcg_at_5", "auc/site=3"
+    becomes "auc/site_3".
 
     A resumed run continues the same MLflow run. MLflow cannot delete points, so the points logged after the snapshot
     remain, and the resumed run adds new points for the same steps. MLflow's global state is not changed.
@@ -104,7 +117,7 @@ class MLflowLogger(Logger):
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        points = [Metric(name, float(value), now, step) for name, value in values.items()]
+        points = [Metric(mlflow_name(name), float(value), now, step) for name, value in values.items()]
         self._sender.send(lambda: self._client.log_batch(self.run_id, points))
 
     def log_hyperparameters(self, values: Mapping[str, Any], metrics: Sequence[str]) -> None:

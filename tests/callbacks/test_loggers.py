@@ -10,7 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from callbacks import CSVLogger, JSONLinesLogger, MLflowLogger, ModelCheckpoint, TensorBoard, WandbLogger
+from callbacks import (
+    CSVLogger,
+    JSONLinesLogger,
+    LambdaCallback,
+    MLflowLogger,
+    ModelCheckpoint,
+    TensorBoard,
+    WandbLogger,
+)
+from callbacks.loggers.mlflow import mlflow_name
 from trainer.errors import ConfigurationError
 
 from .test_tensorboard import read
@@ -178,3 +187,30 @@ def test_a_line_that_a_failed_write_cut_does_not_spoil_the_next(kind, tmp_path):
         log.close()
     lines = path.read_text().splitlines()
     assert lines[-1] in ('{"step": 14, "loss": 0.25}', "14,0.25")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("val/ndcg@5", "val/ndcg_at_5"),
+        ("val/auc/city=Zürich (west), 8+", "val/auc/city_Zürich _west__ 8_"),
+        ("val/auc/path=/a//b/", "val/auc/path_/a/b"),
+        ("train/loss", "train/loss"),
+    ],
+)
+def test_names_of_metrics_are_changed_where_mlflow_refuses_them(name, expected):
+    """MLflow refuses all numbers of a point for one such name."""
+    assert mlflow_name(name) == expected
+
+
+@pytest.mark.long
+def test_mlflow_holds_slices_and_metrics_of_the_first_rows(fit, tmp_path):
+    from mlflow.tracking import MlflowClient
+
+    def replace(trainer):
+        trainer.state.metrics = {"val_ndcg@5": 0.5, "val_auc/grade=A+": 0.75, "val_auc": 0.25}
+
+    logger = MLflowLogger()
+    fit(LambdaCallback(order=-100, on_eval_end=replace), logger, epochs=1)
+    metrics = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}").get_run(logger.run_id).data.metrics
+    assert (metrics["val/ndcg_at_5"], metrics["val/auc/grade_A_"], metrics["val/auc"]) == (0.5, 0.75, 0.25)
