@@ -68,6 +68,7 @@ class PrometheusMonitor(Callback):
         self.teardown(trainer)
         self._registry = client.CollectorRegistry()
         self._gauges: dict[str, Any] = {}
+        self._metric_names: set[str] = set()
         app = client.make_wsgi_app(self._registry)
         server_class = client.exposition.ThreadingWSGIServer
         self._server = make_server(self.addr, self._requested_port, app, server_class, handler_class=QuietHandler)
@@ -79,7 +80,10 @@ class PrometheusMonitor(Callback):
         if name not in self._gauges:
             from prometheus_client import Gauge
 
-            metric_name = "".join(letter if letter.isalnum() else "_" for letter in name)
+            metric_name = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in name)
+            while metric_name in self._metric_names:  # of another name, such as "auc/grade=A-" beside "auc/grade=A+"
+                metric_name += "_"
+            self._metric_names.add(metric_name)
             text = _HELP.get(name, name.replace("_", " "))
             self._gauges[name] = Gauge(metric_name, text, namespace=self.namespace, registry=self._registry)
         self._gauges[name].set(value)

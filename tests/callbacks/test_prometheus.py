@@ -48,3 +48,14 @@ def test_a_taken_port_is_an_error_that_leaves_no_thread(fit):
     finally:
         first.teardown(None)
     assert "prometheus" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_slices_whose_names_differ_in_signs_alone_are_two_gauges(online):
+    seen = []
+    monitor = PrometheusMonitor(port=0, every=1)
+    watch = LambdaCallback(order=200, on_train_end=lambda t: seen.append(scrape(monitor.port)))
+    online([{"window_auc/grade=A+": 0.6, "window_auc/grade=A-": 0.7, "window_auc/city=Köln": 0.8}], monitor, watch)
+    named = {name: value for name, value in seen[0].items() if name.startswith("trainer_window_auc_")}
+    assert named == pytest.approx(
+        {"trainer_window_auc_grade_A_": 0.6, "trainer_window_auc_grade_A__": 0.7, "trainer_window_auc_city_K_ln": 0.8}
+    )
