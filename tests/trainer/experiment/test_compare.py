@@ -39,3 +39,13 @@ def test_results_are_shown_once_and_short(folders, monkeypatch):
     assert "baseline" not in table
     assert "val_auc" in rows
     assert "None" in rows["val_loss"]  # not finite
+
+
+def test_a_cost_that_is_not_finite_is_unknown(folders, monkeypatch):
+    """As that of a column is where all test rows are of one class and the metric is the AUC."""
+    monkeypatch.setenv("COLUMNS", "400")
+    metrics = json.loads((folders[1] / "metrics.json").read_text())
+    metrics["baseline"]["importance"] = {"city": [None, None]}
+    (folders[1] / "metrics.json").write_text(json.dumps(metrics))
+    (row,) = [line.split() for line in compare(*folders).splitlines() if line.startswith("cost of shuffling city")]
+    assert row[-1] == "unknown"

@@ -155,7 +155,10 @@ def _distinct_results(metrics: Mapping[str, Any]) -> dict[str, Any]:
         f"{name}, {metric}": value for name, of in baseline.get("plain", {}).items() for metric, value in of.items()
     }
     importance = baseline.get("importance", {}).items()
-    return shown | {f"cost of shuffling {name}": f"{mean:.3f} +- {noise:.3f}" for name, (mean, noise) in importance}
+    return shown | {
+        f"cost of shuffling {name}": "unknown" if mean is None else f"{mean:.3f} +- {noise:.3f}"  # None: not finite
+        for name, (mean, noise) in importance
+    }
 
 
 def _text(value: Any) -> str:
