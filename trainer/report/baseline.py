@@ -15,8 +15,10 @@ from ..embedding.layers.embedding_cells import embedding_cells
 from ..errors import ConfigurationError
 from ..features.feature_data import rows_of
 from ..features.features import Features, Inputs
-from ..metrics.defaults import BINARY, CLASSES, meaning_of
+from ..metrics.adapters import BySlice
+from ..metrics.defaults import BINARY, CLASSES, meaning_of, set_meanings
 from ..metrics.loss import Loss
+from ..metrics.predictions import Meaning
 from ..metrics.registry import clear_metrics, directions, read_metrics, update_metrics
 from ..models.in_batch_softmax import InBatchSoftmax
 from ..models.layers import LabelUnits, Linear
@@ -93,13 +95,12 @@ class Baseline(Callback):
         importance: dict[str, list[float]] = {}
         if isinstance(trainer.loss_fn, InBatchSoftmax):
             run_metrics, popular = self._recalls(trainer, features.labels[0])
-            results, higher = {"this run": run_metrics, "most popular items": popular}, True
+            results, first, higher = {"this run": run_metrics, "most popular items": popular}, RECALL, True
         else:
             raw = _concatenated(list(_raw_parts(features, self.test, None)))
             results = self._results(trainer, features, raw)
-            higher = bool(directions(trainer.metrics)[next(iter(results["this run"]))])
-            importance = _importance(trainer, features, raw, higher)
-        first = next(iter(results["this run"]))
+            first, higher = _first_metric(trainer)
+            importance = _importance(trainer, features, raw)
         best = (max if higher else min)(results, key=lambda name: round(results[name][first], DIGITS))
         if trainer.group.is_main:
             print("\n".join(_table(results)))
@@ -149,10 +150,23 @@ def _checked_features(trainer: Any) -> Features:
     features = trainer.features
     if features is None or len(features.labels) != 1:
         raise ConfigurationError("baseline: plain models need declared features with one label")
-    metrics = [name for name, metric in trainer.metrics.items() if not isinstance(metric, Loss)]
-    if not metrics and not isinstance(trainer.loss_fn, InBatchSoftmax):
-        raise ConfigurationError("baseline: the comparison needs metrics, such as metrics: [log_loss, auc]")
+    if not isinstance(trainer.loss_fn, InBatchSoftmax):
+        _first_metric(trainer)
     return features
+
+
+def _first_metric(trainer: Any) -> tuple[str, bool]:
+    """Return the first metric that ranks models, and whether higher is better."""
+    metrics = {name: metric for name, metric in trainer.metrics.items() if not isinstance(metric, Loss | BySlice)}
+    ranking = ((name, higher) for name, higher in directions(metrics).items() if higher is not None)
+    first = next(ranking, None)
+    if first is None:
+        known = ", ".join(trainer.metrics) or "none"
+        raise ConfigurationError(
+            "baseline: the comparison needs metrics, such as metrics: [log_loss, auc], of which one declares whether "
+            f"higher is better; received {known}"
+        )
+    return first
 
 
 def _is_trained(trainer: Any, linear: Linear) -> bool:
@@ -173,8 +187,14 @@ def _classes(features: Features, inputs: Inputs, loss_fn: Any) -> int:
 
 
 def _model_metrics(trainer: Any, features: Features, inputs: Inputs, outputs: np.ndarray) -> Values:
-    """Return the run's metrics, computed from a plain model's `outputs` for `inputs`."""
+    """Return the run's metrics, computed from a plain model's `outputs` for `inputs`.
+
+    The outputs are logits or numbers, whatever the network returns.
+    """
     metrics = {name: metric for name, metric in trainer.metrics.items() if not isinstance(metric, Loss)}
+    target = meaning_of(trainer.loss_fn).target
+    activation = None if target not in (BINARY, CLASSES) else "sigmoid" if outputs.ndim == 1 else "softmax"
+    set_meanings(metrics, Meaning(target, activation))
     weight = inputs[features.weight] if trainer.row_weights.of_metrics else None
     clear_metrics(metrics)
     label = np.asarray(inputs[features.labels[0]])
@@ -182,10 +202,10 @@ def _model_metrics(trainer: Any, features: Features, inputs: Inputs, outputs: np
     return read_metrics(metrics)
 
 
-def _importance(trainer: Any, features: Features, raw: Mapping[str, Any], higher: bool) -> dict[str, list[float]]:
+def _importance(trainer: Any, features: Features, raw: Mapping[str, Any]) -> dict[str, list[float]]:
     """Return how much worse the first metric gets per shuffled column: [mean, std]."""
     raw = {name: column[:IMPORTANCE_ROWS] for name, column in raw.items()}
-    first = next(name for name, metric in trainer.metrics.items() if not isinstance(metric, Loss))
+    first, higher = _first_metric(trainer)
     rng, rows = np.random.default_rng(0), len(raw[features.labels[0]])
 
     def evaluate(columns: Mapping[str, Any]) -> float:

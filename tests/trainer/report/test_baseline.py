@@ -111,3 +111,25 @@ def test_what_cannot_be_compared_is_refused_before_training(folder, capsys, chan
     assert not (folder / "runs/t").exists()
     assert main(["fit", "t.yaml", "--baseline", "--set", "data.test=null", "--set", "data.valid=null"]) == 2
     assert "data.test or data.valid" in capsys.readouterr().err
+
+
+def test_plain_models_are_ranked_by_the_first_metric_that_ranks(folder, capsys):
+    """Slices have several values, and a bias has no best one."""
+    metrics = ["--set", "features.group=kind", "--set", "metrics=[auc/kind, log_loss]"]
+    assert main(["fit", "t.yaml", "--baseline", *metrics]) == 0, capsys.readouterr()
+    found = json.loads((folder / "runs/t/metrics.json").read_text())["baseline"]
+    assert found["best"] == min(found["plain"], key=lambda name: found["plain"][name]["log_loss"])
+    assert found["importance"]["kind"][0] < 0.1  # a loss of log loss, not of an AUC
+    assert main(["fit", "t.yaml", "--baseline", "--set", "metrics=[acc/kind]", "--set", "features.group=kind"]) == 2
+    assert "one declares whether higher is better; received acc/kind" in " ".join(capsys.readouterr().err.split())
+
+
+def test_plain_models_of_counts_predict_counts_where_the_network_predicts_their_logarithms(folder, capsys):
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=ROWS).round(3)
+    write_csv({"x": x, "count": rng.poisson(5 + x)}, folder / "t.csv")
+    columns = ["--set", "features={columns: [{kind: numeric, name: x}], label: count}"]
+    options = ["--set", "loss=mindspore.nn.PoissonNLLLoss", "--set", "metrics=[rmse]", "--set", "callbacks=[]"]
+    assert main(["fit", "t.yaml", "--baseline", *columns, *options]) == 0, capsys.readouterr()
+    plain = json.loads((folder / "runs/t/metrics.json").read_text())["baseline"]["plain"]
+    assert plain["ridge regression"]["rmse"] == pytest.approx(5**0.5, rel=0.15)
