@@ -201,6 +201,11 @@ def _plain(value):
         (["unnamed.csv"], "is named like a label; name .* one of a, b: trainer init unnamed.csv --label b$"),
         (["plain.csv", "--leave-out", "x"], "no column besides click can be a feature: x: as you asked"),
         (["a", "b", "rows.csv"], r"takes \[MODEL\] DATA"),
+        (
+            ["rows.csv", "--leave-out", "click"],
+            "--leave-out click: click is the label; keep it, or name another by --label",
+        ),
+        (["rows.csv", "--time", "city"], "--time city: takes a column of times; received text, 2 distinct"),
     ],
 )
 def test_what_cannot_be_proposed_says_why(tmp_path, monkeypatch, capsys, arguments, message):
@@ -413,3 +418,40 @@ def test_towers_hold_what_is_known_before_the_choice(tmp_path, monkeypatch, caps
         assert main(["init", "two_tower", "rows.csv", "--label", "film", "--force", option, "seconds"]) == 0
         config = load_config("rows.yaml")
         assert [len(config.network.init_args["item"]), len(config.features["columns"])] == [items, names]
+
+
+def test_columns_that_are_named_like_inputs_of_the_network_get_other_names(tmp_path):
+    hours = np.datetime64("2024-01-01T00") + np.arange(200)
+    columns = {
+        "when": hours.astype(str),
+        "when_hour": [n % 24 for n in range(200)],
+        "numbers": [n / 7 for n in range(200)],
+    }
+    columns |= {"ids": ["a|b", "b", "a"] * 66 + ["a", "b"], "click": [0, 1] * 100}
+    proposal = propose(summarize(write({n: list(c) for n, c in columns.items()}, tmp_path / "rows.csv")))
+    declared = [arguments for arguments, _ in proposal.features]
+    assert {a["name"]: a["column"] for a in declared if "column" in a} == {
+        "when_hour_": "when_hour",
+        "numbers_": "numbers",
+        "ids_": "ids",
+    }
+    features = Features(declared, label="click")
+    assert {*features.columns} == {"when", "when_hour", "numbers", "ids"}
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_ids_that_no_int64_holds_are_texts(suffix, tmp_path):
+    ids = [2**63 + n % 5 for n in range(200)]
+    lists = [f"{n}|{n + 1}" if suffix == ".csv" else [n, n + 1] for n in ids]
+    rows = {"user_id": ids, "seen": lists, "codes": ["01|1"] * 100 + ["1"] * 100, "click": [0, 1] * 100}
+    path = write(rows, tmp_path / f"rows{suffix}")
+    features = Features([arguments for arguments, _ in propose(summarize(path)).features], label="click")
+    assert all(feature.dtype == "str" for feature in features.features)
+    (read,) = rows_of(features, str(path))
+    assert read.good == 200
+    assert sorted(set(read.columns["user_id"].tolist())) == [str(2**63 + n) for n in range(5)]
+
+
+def test_labels_with_an_exponent_are_numbers(tmp_path):
+    columns = {"churn": ["2e0", "1e0"] * 50, "x": [n / 7 for n in range(100)]}
+    assert propose(summarize(write(columns, tmp_path / "rows.csv"))).classes == (1.0, 2.0)

@@ -38,7 +38,7 @@ class ColumnSummary:
     deviation: float = 1.0
     width: float = 0.0  # length of a vector; mean number of words of texts; mean length of lists
     separator: str | None = None  # separator of a list written as text, or None
-    whole: bool = False  # whether the elements of a list are integers
+    whole: bool = False  # whether the elements of a list are integers that an int64 holds
     unit: str | None = None  # unit of times given as numbers
     day_first: bool | None = None  # order in dates such as 03/02/2024; None if they are unambiguous
     problem: str | None = None  # why apparent numbers or dates cannot be read, and the remedy
@@ -54,6 +54,11 @@ class ColumnSummary:
         return self.kind == "bool" or (
             self.kind in ("number", "integer") and self.distinct == 2 and (self.minimum, self.maximum) == (0, 1)
         )
+
+    @property
+    def fits_int64(self) -> bool:
+        """Whether an int64 holds all numbers."""
+        return self.minimum > -(2.0**63) and self.maximum < 2.0**63
 
     def describe(self) -> str:
         """Return the summary in a few words."""
@@ -215,16 +220,23 @@ def _lists(present: list[Any]) -> dict[str, Any] | None:
     lengths = [len(value) for value in present]
     numbers = bool(parts) and all(isinstance(part, int | float) and not isinstance(part, bool) for part in parts)
     is_whole = numbers and all(isinstance(part, int) for part in parts)
+    fits = all(abs(part) < 2**63 for part in parts) if is_whole else False
     if numbers and not is_whole and len(set(lengths)) == 1:
         return {"kind": "vector", "width": float(lengths[0])}
     facts = _list_statistics([[_text(part) for part in value] for value in present])
-    return {"kind": "list", **facts, "whole": is_whole}
+    return {"kind": "list", **facts, "whole": fits}
 
 
 def _list_statistics(lists: list[list[str]]) -> dict[str, Any]:
     lengths = [len(parts) for parts in lists]
     stats = {"minimum": float(min(lengths)), "maximum": float(max(lengths)), "width": float(np.mean(lengths))}
     return {**_value_counts(part for parts in lists for part in parts), **stats}
+
+
+def _is_whole(text: str) -> bool:
+    """Return whether a list element is an int64, and no code such as "0301"."""
+    is_digits = text.isascii() and text.removeprefix("-").isdigit() and not _LEADING_ZERO.match(text)
+    return is_digits and abs(int(text)) < 2**63
 
 
 def _texts(texts: list[str]) -> dict[str, Any]:
@@ -235,8 +247,7 @@ def _texts(texts: list[str]) -> dict[str, Any]:
         parts = {part for parts_of_text in split.values() for part in parts_of_text}
         if share >= 0.1 and len(parts) < len(distinct) and all(len(part) <= 40 for part in parts):
             facts = _list_statistics([split[text] for text in texts])
-            is_whole = all(part.removeprefix("-").isdigit() for part in parts)
-            return {"kind": "list", **facts, "separator": separator, "whole": is_whole}
+            return {"kind": "list", **facts, "separator": separator, "whole": all(map(_is_whole, parts))}
     words = float(np.mean([len(text.split()) for text in texts]))
     parts = {word for text in distinct for word in text.split()}
     if words < 3 and 3 * len(parts) < len(distinct):  # many combinations of few words, such as genres, are lists

@@ -11,6 +11,7 @@ from typing import Any
 
 from ...checks import choice
 from ...errors import ConfigurationError
+from ...features.feature import IDS, NUMBERS, as_feature
 from ...models import MODELS
 from .column_summary import ColumnSummary
 from .declared_rows import require_column
@@ -89,9 +90,17 @@ def propose(
     for name in (*labels, *([event_time] if event_time else []), *sides.user, *sides.item, *sides.left_out):
         require_column(table.path, name, table.names)
     labels = tuple(labels) or (_item_label(table) if model == "two_tower" else _label(table, model))
+    for name in sides.left_out:
+        if name in labels:
+            message = f"--leave-out {name}: {name} is the label; keep it, or name another by --label NAME"
+            raise ConfigurationError(message)
     classes = () if model == "two_tower" else _classes(table, labels)
     if event_time is not None and (problem := table.column(event_time).problem) is not None:
         raise ConfigurationError(f"--time {event_time}: {problem}")
+    if event_time is not None and (column := table.column(event_time)).kind not in ("time", "number", "integer"):
+        raise ConfigurationError(
+            f"--time {event_time}: takes a column of times; received {column.kind}, {column.describe()}"
+        )
     if event_time is None:
         times = [c.name for c in table.columns if c.kind == "time" and c.distinct >= _MIN_TIMES]
         event_time = next((name for name in times if name not in labels), None)
@@ -128,14 +137,37 @@ def propose(
             shared = item if column.name in (history, item) and item is not None else None
             sequence = column.name == history and model in HISTORY_MODELS
             proposal.features.append(_feature(column, shared, sequence))
+    proposal.features = _with_own_names(proposal.features)
     if not any(arguments for arguments, _ in proposal.features):
         reasons = "; ".join(about for _, about in proposal.features) or "there is no other column"
         raise ConfigurationError(f"{table.path}: no column besides {', '.join(labels)} can be a feature: {reasons}")
     proposal.options = _options(table, proposal)
     if model == "two_tower":
-        names = [arguments["name"] for arguments, _ in proposal.features if arguments]
-        proposal.options["item"] = [name for name in names if name in item_side]
+        declared = [arguments for arguments, _ in proposal.features if arguments]
+        sources = {arguments["name"]: arguments.get("column", arguments["name"]) for arguments in declared}
+        proposal.options["item"] = [name for name, column in sources.items() if column in item_side]
     return proposal
+
+
+def _with_own_names(
+    features: Sequence[tuple[dict[str, Any] | None, str]],
+) -> list[tuple[dict[str, Any] | None, str]]:
+    """Rename features whose columns have the names of inputs, or of parts of a time.
+
+    For example, "when_hour" may be a column and a part of the column "when".
+    """
+    taken, renamed = {NUMBERS, IDS}, list[tuple[dict[str, Any] | None, str]]()
+    for arguments, about in features:
+        while arguments is not None and not taken.isdisjoint(_output_names(arguments)):
+            column = arguments.get("column", arguments["name"])
+            arguments = {**arguments, "name": f"{arguments['name']}_", "column": column}
+        taken |= _output_names(arguments) if arguments is not None else set()
+        renamed.append((arguments, about))
+    return renamed
+
+
+def _output_names(arguments: dict[str, Any]) -> set[str]:
+    return {arguments["name"], *(output.name for output in as_feature(arguments).outputs())}
 
 
 def _label(table: TableSummary, model: str | None) -> tuple[str, ...]:
@@ -173,7 +205,9 @@ def _classes(table: TableSummary, labels: Sequence[str]) -> tuple[Any, ...]:
         if text:
             return tuple(sorted(column.values, key=lambda text: (text.lower() not in _NEGATIVE, text)))
         if two and len(labels) == 1:
-            return tuple(sorted(float(value) if "." in value else int(value) for value in column.values))
+            return tuple(
+                sorted(int(value) if value.lstrip("+-").isdigit() else float(value) for value in column.values)
+            )
     return ()
 
 
@@ -255,7 +289,7 @@ def _feature(column: ColumnSummary, table: str | None, sequence: bool) -> tuple[
     has_few_values = column.distinct <= _FEW_VALUES and column.maximum - column.minimum < 10 * _FEW_VALUES
     is_id = column.kind == "integer" and (has_few_values or bool(_IDS.search(column.name)))
     if is_id or column.kind == "bool" or table is not None:
-        dtype = {"dtype": "int64"} if column.kind == "integer" else {}
+        dtype = {"dtype": "int64"} if column.kind == "integer" and column.fits_int64 else {}
         return {"kind": "categorical", "name": column.name, **dtype, **shared, **_vocabulary(column, table)}, about
     if column.kind in ("number", "integer"):
         return _number(column), about
