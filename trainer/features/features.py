@@ -42,7 +42,6 @@ from .row_roles import (
     checked_keep,
     class_column,
     class_numbers,
-    event_time_column,
     label_column,
     raw_columns,
     weight_column,
@@ -124,7 +123,8 @@ class Features(Stateful):
         self._outputs_of = [feature.outputs() for feature in self.features]
         check_unique("feature", [feature.name for feature in self.features])
         check_unique("output", [output.name for output in self.outputs])
-        self.columns = raw_columns(self.features)
+        times = time_column(True, event_time_unit, event_time_day_first)
+        self.columns = raw_columns(self.features, {} if event_time is None else {event_time: times})
         self.csv = CsvFormat.of(csv)
         shared: dict[str, Any] = {"aligned": aligned_columns(self.features), "csv": self.csv}
         self.schema = replace(self._schema(), **shared)
@@ -160,8 +160,8 @@ class Features(Stateful):
         if self.group is not None:
             columns.setdefault(self.group, text_column(required=False))
         if self.event_time is not None:
-            options = time_column(True, self.event_time_unit, self.event_time_day_first)
-            columns[self.event_time] = event_time_column(self.event_time, options, self.columns.get(self.event_time))
+            times = time_column(True, self.event_time_unit, self.event_time_day_first)
+            columns[self.event_time] = replace(columns.get(self.event_time, times), default=None, allow_nan=False)
         label = self.labels[0] if len(self.labels) == 1 else None
         return Schema(columns, label=label, event_time=self.event_time, max_future=None)
 

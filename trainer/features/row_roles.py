@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -78,16 +78,15 @@ def weight_column(name: str, read: Column | None) -> Column:
     return replace(read, default=None, minimum=0, allow_nan=False)
 
 
-def event_time_column(name: str, declared: Column, read: Column | None) -> Column:
-    """Return the column of event times, with time options of features that read it."""
-    return declared if read is None else replace(declared, **_time_options(name, declared, read))
-
-
-def raw_columns(features: Iterable[Feature]) -> dict[str, Column]:
+def raw_columns(features: Iterable[Feature], event_time: Mapping[str, Column]) -> dict[str, Column]:
     """Return the raw columns of all features, each with its strictest declaration.
 
+    Args:
+        event_time: the column of event times by name, or nothing. A feature that reads it reads times, in serving as in
+            training.
+
     Raises:
-        ConfigurationError: two features read a column as different types.
+        ConfigurationError: two features read a column as different types, or one reads the event times as another type.
     """
     columns: dict[str, Column] = {}
     for feature in features:
@@ -100,7 +99,20 @@ def raw_columns(features: Iterable[Feature]) -> dict[str, Column]:
                 )
             strictest = column if column.default is None else other
             columns[name] = replace(strictest, times=column.times or other.times, **_time_options(name, column, other))
+    for name, times in event_time.items():
+        if name in columns:
+            columns[name] = _as_times(name, columns[name], times)
     return columns
+
+
+def _as_times(name: str, read: Column, times: Column) -> Column:
+    """Return the column of event times as features read it."""
+    if read.shape or read.dtype.kind != "f":
+        raise ConfigurationError(
+            f"Features(event_time={name!r}): a feature reads this column as {read.dtype} {list(read.shape)}, and event "
+            "times are seconds; read it by Time or as a number, or give the feature its own column"
+        )
+    return replace(read, times=True, **_time_options(name, times, read))
 
 
 def _time_options(name: str, column: Column, other: Column) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 from tests.trainer.features.every_kind import as_columns, make_features, make_rows
 from trainer.data.ragged import Ragged
 from trainer.errors import CheckpointMismatchError, ConfigurationError, DataError
-from trainer.features import Categorical, Expression, Features, ListFeature, Numeric
+from trainer.features import Categorical, Expression, Features, ListFeature, Numeric, Time
 from trainer.features.feature_data import inputs_of
 
 ROWS = make_rows(400)
@@ -180,3 +180,24 @@ def test_mistakes_in_the_data_are_named(tmp_path):
         features.fit(pd.DataFrame({"ages": [1.0]}))
     with pytest.raises(DataError, match="no such file"):
         features.fit(tmp_path / "nothing.csv")
+
+
+@pytest.mark.parametrize(
+    ("times", "options"),
+    [
+        ([1_700_000_000_000, 1_700_000_003_000], {}),
+        (["2024-05-01 09:30", "2024-05-01 09:31"], {}),
+        ([5_000_000, 9_000_000], {"event_time_unit": "ms"}),
+        (["03/02/2024 10:00", "04/02/2024 11:00"], {"event_time_day_first": True}),
+    ],
+)
+def test_a_feature_reads_event_times_in_serving_as_in_training(times, options):
+    declared = [Numeric("ts"), Expression("hours", expression="(ts - 100) / 3600"), Time("part", column="ts")]
+    features = Features(declared, label="y", event_time="ts", **options)
+    trained = features.batch(features.read({"ts": times, "y": [0, 1]}).columns)
+    served = features.transform([{"ts": time} for time in times])
+    for name in ("numbers", "ids"):
+        np.testing.assert_array_equal(served[name], trained[name])
+    assert features.transform({"ts": None})["ids"].tolist() == [[0, 0]]  # which a served row may lack
+    with pytest.raises(ConfigurationError, match=r"event_time='ts'\): a feature reads this column as <U0"):
+        Features([Categorical("ts")], label="y", event_time="ts", **options)
