@@ -13,6 +13,7 @@ import numpy as np
 from ..checks import choice, nonempty_text, number, refuse, whole
 from ..embedding.tables.hashing import mix64, stable_seed, to_ids
 from ..errors import ConfigurationError, DataError
+from ..streams.formats.coercion import TRUTH_WORDS
 from ..streams.formats.column import Column
 from ..streams.formats.ragged_column import Ragged
 from .categorical import DTYPES, missing_ids
@@ -73,7 +74,7 @@ class Lookup(Feature):
     def _find(self, text: str, key: str) -> float:
         for entry in text.split(self.separator):
             name, assign, value = entry.partition(self.assign)
-            if assign and name.strip() == key:
+            if assign and TRUTH_WORDS.get(name.strip(), name.strip()) == key:
                 try:
                     return float(value)
                 except ValueError:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..checks import refuse
 from ..errors import ConfigurationError, DataError
+from ..streams.formats.coercion import TRUTH_WORDS
 from ..streams.formats.column import Column
 from .feature import PREDICTION, SET_ASIDE, Feature
 
@@ -31,6 +32,7 @@ def checked_classes(classes: Any, labels: Sequence[str]) -> tuple[Any, ...]:
     if classes is None:
         return ()
     names = tuple(classes) if isinstance(classes, Sequence) and not isinstance(classes, str) else ()
+    names = tuple(TRUTH_WORDS.get(name, name) if isinstance(name, str) else name for name in names)
     texts = all(isinstance(name, str) and name for name in names)
     numbers = all(isinstance(name, int | float) and not isinstance(name, bool) for name in names)
     if len(names) < 2 or len(set(names)) < len(names) or not (texts or numbers):

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from trainer.embedding.tables.hashing import to_ids
-from trainer.errors import DataError
+from trainer.errors import ConfigurationError, DataError
 from trainer.experiment.commands.table_summary import summarize
-from trainer.features import Categorical, Cross, Features, ListFeature
+from trainer.features import Categorical, Cross, Features, ListFeature, Lookup, Numeric
 from trainer.features.feature import UNSEEN_ROW
 from trainer.features.statistics import ValueCounts
 from trainer.streams import FileStream
@@ -127,3 +127,16 @@ def test_a_number_is_no_truth_value_of_text():
         Features([Categorical("a", required=True)]).fit({"a": [None]})
     values = Features([Categorical("a")]).read({"a": [1, 0, True]}).columns["a"].tolist()
     assert values == ["1", "0", "true"]
+
+
+def test_classes_of_a_label_and_keys_of_a_map_are_words_as_their_values_are():
+    features = Features(
+        [Lookup("share", column="shares", key="known", missing=-1)], label="bought", label_classes=["False", "True"]
+    )
+    rows = {"shares": ["True:0.5|FALSE:0.25"] * 2, "known": [True, "False"], "bought": ["True", False]}
+    inputs = features.batch(features.read(rows).columns)
+    assert inputs["numbers"].ravel().tolist() == [0.5, 0.25]
+    assert inputs["bought"].tolist() == [1, 0]
+    assert features.label_classes == ("false", "true")
+    with pytest.raises(ConfigurationError, match="two or more different texts"):
+        Features([Numeric("x")], label="y", label_classes=["true", "True"])
