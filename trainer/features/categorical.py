@@ -113,7 +113,7 @@ class IdFeature(Feature):
 
     def _declared_values(self) -> list[Any]:
         if isinstance(self.vocabulary, str):
-            return Path(self.vocabulary).read_text(encoding="utf-8").splitlines()
+            return Path(self.vocabulary).read_text(encoding="utf-8-sig").splitlines()
         return [plain(value) for value in self.vocabulary or ()]
 
     @property

@@ -116,7 +116,7 @@ def test_categorical():
 
 
 def test_vocabulary_of_a_file(tmp_path):
-    (tmp_path / "words.txt").write_text("a\nb\n", encoding="utf-8")
+    (tmp_path / "words.txt").write_text("a\nb\n", encoding="utf-8-sig")  # with the mark that Windows writes
     feature = Categorical("c", vocabulary=str(tmp_path / "words.txt"))
     given = Categorical("c", vocabulary=["a", "b"])
     data = {"c": ["b", "x", "a"]}

@@ -109,3 +109,13 @@ def test_a_time_is_read_the_same_from_text_in_any_form(tmp_path, text, seconds):
 def test_what_is_no_time_is_set_aside_with_its_text():
     with pytest.raises(DataError, match="column 'when' takes a time; received text that is not a time: 'tomorrow'"):
         Features([Time("when")]).transform({"when": ["2024-01-05", "tomorrow"]})
+
+
+def test_a_byte_order_mark_costs_no_row(tmp_path):
+    """Windows writes one; the rows are read in a block or, like these with mixed values, line by line."""
+    for values in ([1, 2, 3], [1, "2", None]):
+        lines = [f'{{"x": {"null" if value is None else repr(value)}}}'.replace("'", '"') for value in values]
+        (tmp_path / "rows.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8-sig")
+        read = numbers(make_features(), tmp_path / "rows.jsonl", labelled=False)
+        assert read[:2].tolist() == [1, 2]
+        assert len(read) == 3

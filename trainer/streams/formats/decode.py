@@ -66,8 +66,11 @@ _parse_value = json.JSONDecoder().raw_decode
 
 
 def _parse_json(payload: bytes) -> Any:
-    """Parse UTF-8 JSON like `json.loads`, but 20% faster, without encoding detection."""
-    text = payload.decode("utf-8").strip(" \t\r\n")
+    """Parse UTF-8 JSON like `json.loads`, but 20% faster, without encoding detection.
+
+    A byte order mark is dropped.
+    """
+    text = payload.decode("utf-8-sig").strip(" \t\r\n")
     value, end = _parse_value(text)
     if end != len(text):
         raise ValueError(f"more text after the value, at character {end}")
