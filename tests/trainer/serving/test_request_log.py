@@ -19,7 +19,7 @@ from trainer.models import DeepFM
 from trainer.serving import Publish, ServedModel
 from trainer.serving.http.service import Service
 from trainer.serving.http.service_call import Call, ServeOptions
-from trainer.streams import FileStream
+from trainer.streams import FileStream, ServedOutcomes
 
 sys.path.insert(0, str(Path(__file__).parents[3]))  # benchmarks are not installed
 
@@ -210,3 +210,39 @@ def test_an_answer_that_waits_for_its_row_waits_no_longer_than_allowed(published
         return reply.status
 
     assert serving(published, ask, log=f"unix://{tmp_path}/nobody.sock", log_wait=0.3, drain=0.1) == 200
+
+
+def test_a_share_of_the_requests_and_one_of_the_negatives_are_drawn_apart(published, tmp_path):
+    """Together their weights stand for all rows."""
+
+    async def ask(service):
+        for number in range(600):
+            assert (await service.handle(call(ROWS[:1], f"r{number}"))).status == 200
+
+    log, outcomes = tmp_path / "log", tmp_path / "outcomes"
+    serving(published, ask, log=log, log_share=0.5)
+    outcomes.mkdir()
+    for folder in (log, outcomes):
+        (folder / "_DONE").touch()
+    stream = ServedOutcomes(log, outcomes, wait=60, negative_sampling_rate=0.5)
+    stream.declare(features().schema)
+    weights = [stream.poll(1000, 1.0).columns["weight"]]
+    assert (stream.exhausted, set(weights[0].tolist())) == (True, {4.0})
+    assert 400 < weights[0].sum() < 800
+    stream.close()
+
+
+def test_a_row_whose_time_is_blank_gets_that_of_the_answer(published, tmp_path):
+    blanks = [{**ROWS[0], "at": value} for value in ("", " ", None)]
+
+    async def ask(service):
+        assert (await service.handle(call(blanks))).status == 200
+        tensors = [{"name": "age", "shape": [1], "datatype": "FP64", "data": [30]}]
+        tensors.append({"name": "at", "shape": [1], "datatype": "FP64", "data": [None]})
+        body = json.dumps({"inputs": tensors}).encode()
+        assert (await service.handle(Call("infer", body))).status == 200
+
+    serving(published, ask, log=tmp_path / "log", log_wait=5.0)
+    rows = logged(tmp_path / "log")
+    assert [row["at"] for row in rows] == [row["served_at"] for row in rows]
+    assert len(rows) == 4

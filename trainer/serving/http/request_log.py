@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from ...embedding.tables.hashing import stable_seed
 from ...errors import ConfigurationError
 from ...streams.retry import Retry
 from ...streams.sinks import Sink, sink_for
@@ -32,6 +33,7 @@ from .traffic import Traffic
 logger = logging.getLogger(__name__)
 
 _BATCH_ROWS = 2_000
+_SHARE_SEED = stable_seed("share of logged requests")  # no other sample of the same ids has this seed
 _LONGEST_ID = 200
 _LONGEST_WAIT = 5.0  # maximum seconds between attempts to write
 
@@ -122,7 +124,7 @@ class RequestLog:
         rows, options = len(scored.good), self._options
         if not rows:
             return None
-        if options.log_share < 1 and hash_to_unit(np.array([request]), 0)[0] >= options.log_share:
+        if options.log_share < 1 and hash_to_unit(np.array([request]), _SHARE_SEED)[0] >= options.log_share:
             self._count("left_out", rows)
             return None
         with self._wake:
@@ -198,7 +200,7 @@ class RequestLog:
             return [_json({**log_columns, "request_id": entry.id, **entry.recommended})]
         raw_rows = reader.raw_rows(scored.request, scored.good.tolist())
         for row, values, score in zip(scored.good.tolist(), raw_rows, scores, strict=True):
-            if reader.event_time is not None and values.get(reader.event_time) is None:
+            if reader.event_time is not None and not reader.has_event_time(values):
                 values[reader.event_time] = timestamp  # ISO text: a number would be read in the declared time unit
             try:
                 lines.append(_json({**values, **log_columns, "request_id": ids[row], "score": score}))

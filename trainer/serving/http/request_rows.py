@@ -13,7 +13,7 @@ import orjson
 
 from ...errors import DataError, did_you_mean
 from ...streams.dead_letter import BadRow
-from ...streams.formats.coercion import MISSING
+from ...streams.formats.coercion import MISSING, is_missing
 from ...streams.formats.column import Column
 from ...streams.formats.decode import has_long_number
 from ...streams.formats.schema import Decoded, Schema
@@ -107,9 +107,16 @@ class RowReader:
         self.fields: dict[str, Column] = self._schema.fields  # the raw columns by name
         features = graph.features
         self.event_time = None if features is None else features.event_time
+        self._missing = () if features is None else features.csv.missing
         roles = () if features is None else (features.event_time, features.group)
         # columns to log
         self.logged = (*self.fields, *(name for name in roles if name is not None and name not in self.fields))
+
+    def has_event_time(self, row: Mapping[str, Any]) -> bool:
+        """Return whether a row of `raw_rows` has an event time."""
+        value = row.get(self.event_time or "")
+        is_blank = isinstance(value, str) and (not value.strip() or value in self._missing)
+        return not (is_blank or is_missing(value))
 
     def read(self, request: RequestRows) -> Decoded:
         """Decode the rows of a request; the result's `reasons` describes bad rows."""
