@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from trainer.errors import ConfigurationError, DataError, StreamError
-from trainer.features import Categorical, Features, Time
+from trainer.features import Categorical, Features, Numeric, Time
 from trainer.streams import ServedOutcomes, advance, concat
 
 T = 1_700_000_000.0
@@ -241,3 +241,23 @@ def test_what_cannot_be_learned_is_refused_by_name(logs):
         read_to_end(logs.open(declared(weight=None)))
     with pytest.raises(StreamError, match="damaged"):
         logs.open().seek({"join": [3, 0], "@state": {}})
+
+
+def test_a_feature_may_have_the_name_of_the_weight(logs):
+    logs.write([served_row("a", 0, weight=2.5), served_row("b", 1, weight=4)], [outcome("a", 1)])
+    logs.end()
+    batch = read_to_end(logs.open(Features([Numeric("weight")], label="click")))
+    assert sorted(batch.columns["weight"].tolist()) == [2.5, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("times", "options"),
+    [
+        ([5000, 6000], {"event_time_unit": "ms"}),
+        (["03/02/2024 10:00:05", "03/02/2024 10:00:06"], {"event_time_day_first": True}),
+    ],
+)
+def test_times_of_outcomes_are_read_as_those_of_the_rows(logs, times, options):
+    logs.write([{**served_row("a", 0), "at": times[0]}], [{"request_id": "a", "at": times[1]}])
+    logs.end()
+    assert labels(read_to_end(logs.open(declared(event_time="at", **options)))) == {0: 1.0}

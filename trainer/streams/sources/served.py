@@ -115,24 +115,29 @@ class ServedOutcomes(DelayedLabelJoin):
                 "data.stream: outcomes label the rows; declare exactly one numeric label in the features "
                 f"(received {received})"
             )
-        self._is_weighted = self.weight in schema.fields
+        weight = schema.fields.get(
+            self.weight
+        )  # a weight is needed and never negative; a feature may have the same name
+        self._is_weighted = weight is not None and weight.default is None and weight.minimum == 0
         if self.rate < 1 and not self._is_weighted:
             raise ConfigurationError(
                 f"negative_sampling_rate={self.rate:g} needs weights: declare weight: {self.weight} in the features"
             )
         self.label, self.schema = label, schema
         text, share = Column(np.str_, coerce=True), Column(np.float32, minimum=0, default=1.0)
-        columns = {name: column for name, column in schema.columns.items() if name not in (label, self.weight)}
+        added = (label, self.weight) if self._is_weighted else (label,)
+        columns = {name: column for name, column in schema.columns.items() if name not in added}
         served = {**columns, self.key: text, SHARE: share}
         self.served.declare(
             replace(schema, columns=served, label=None, key=self.key, event_time=schema.event_time or SERVED_AT)
         )
         time_name = self.time or schema.event_time or "time"
-        value = replace(schema.columns[label], default=1.0)
-        options: dict[str, Any] = {"event_time": time_name, "max_future": schema.max_future, "key": self.key}
+        outcome = {self.key: text, label: replace(schema.columns[label], default=1.0)}
         if time_name == schema.event_time:
-            options["event_time_unit"] = schema.event_time_unit
-        self.outcomes.declare(Schema({self.key: text, label: value}, **options))
+            outcome[time_name] = schema.fields[time_name]  # with the unit and the order of days that it declares
+        unit = schema.event_time_unit if time_name == schema.event_time else None
+        options: dict[str, Any] = {"event_time": time_name, "event_time_unit": unit, "max_future": schema.max_future}
+        self.outcomes.declare(Schema(outcome, key=self.key, **options))
 
     def _labelled_batch(self, columns: dict[str, Any], *args: Any) -> Batch:
         if self.schema is None or self.label is None:
@@ -140,15 +145,18 @@ class ServedOutcomes(DelayedLabelJoin):
                 "data.stream: served rows need features, which declare their columns and their label"
             )
         batch = super()._labelled_batch(columns, *args)
-        columns, share = dict(batch.columns), batch.columns[SHARE]
+        labelled, share = dict(batch.columns), batch.columns[SHARE]
         if not self._is_weighted and (share != 1).any():
             raise DataError(
                 f"a share of {share[share != 1][0]:g} of the requests was logged, so rows need weights: declare "
                 f"weight: {self.weight} in the features"
             )
-        columns[self.weight] = columns[self.weight] / share
-        columns[self.label] = columns[self.label].astype(self.schema.columns[self.label].dtype)
-        return replace(batch, columns={name: columns[name] for name in self.schema.columns})
+        if self._is_weighted:
+            labelled[self.weight] = labelled[self.weight] / share
+        elif self.weight in columns:
+            labelled[self.weight] = columns[self.weight]
+        labelled[self.label] = labelled[self.label].astype(self.schema.columns[self.label].dtype)
+        return replace(batch, columns={name: labelled[name] for name in self.schema.columns})
 
 
 def duration(name: str, value: Any) -> float:
