@@ -21,8 +21,10 @@ from trainer import Trainer
 from trainer.embedding import Embedding
 from trainer.errors import ConfigurationError
 from trainer.experiment.cli import main
-from trainer.features import Categorical, FeatureEmbedding, Features, Numeric
+from trainer.features import Categorical, FeatureEmbedding, Features, ListFeature, Numeric, Vector
 from trainer.serving import Publish, ServedModel, Versions
+from trainer.serving.http.open_inference import rows_of_infer
+from trainer.serving.http.request_rows import RowReader
 from trainer.serving.http.service import Service
 from trainer.serving.http.service_call import Call, ServeOptions
 
@@ -523,3 +525,30 @@ def test_collections_of_garbage_do_not_visit_what_the_server_started_with(publis
     assert main(["serve", str(published), "--port", "0"]) == 128 + signal.SIGTERM
     assert seen[0] < before / 100
     assert len(gc.get_objects()) > before / 2  # a process that goes on collects as before
+
+
+class OfFeatures:
+    def __init__(self, *declared):
+        self.features = Features(declared)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_tensor_of_one_value_a_row_is_a_list_where_lists_are_declared(rows):
+    def tensor(name, kind, values):
+        return {"name": name, "shape": [rows, 1], "datatype": kind, "data": values[:rows]}
+
+    reader = RowReader(OfFeatures(Categorical("city"), ListFeature("tags"), Vector("face", width=1)))
+    columns = [tensor("city", "BYTES", ["a", "b"]), tensor("tags", "BYTES", ["x", "y"]), tensor("face", "FP32", [1, 2])]
+    request = rows_of_infer(json.dumps({"inputs": columns}).encode())
+    read = reader.read(request)
+    assert (read.columns["city"].tolist(), read.reasons) == (["a", "b"][:rows], {})
+    assert [row.tolist() for row in read.columns["tags"]] == [["x"], ["y"]][:rows]
+    assert read.columns["face"].tolist() == [[1.0], [2.0]][:rows]
+    assert reader.raw_rows(request, [0]) == [{"city": "a", "tags": ["x"], "face": [1.0]}]
+
+
+def test_integers_below_and_above_the_largest_signed_one_are_exact_in_one_tensor():
+    users = {"name": "user", "shape": [2], "datatype": "UINT64", "data": [5, 2**63 + 1]}
+    request = rows_of_infer(json.dumps({"inputs": [users]}).encode())
+    read = RowReader(OfFeatures(Categorical("user"))).read(request)
+    assert read.columns["user"].tolist() == ["5", str(2**63 + 1)]

@@ -46,7 +46,8 @@ def rows_of_infer(body: bytes) -> RequestRows:
     if len(set(counts.values())) > 1 or 0 in counts.values():
         raise RefusalError(400, f"inputs need the same first dimension, at least 1; received {counts}")
     output_names = tuple(tensor["name"] for tensor in outputs)
-    return RequestRows(next(iter(counts.values())), table=columns, outputs=output_names, id=request.get("id"))
+    count, name = next(iter(counts.values())), request.get("id")
+    return RequestRows(count, table=columns, tensors=True, outputs=output_names, id=name)
 
 
 def _tensor(tensor: dict[str, Any]) -> Any:
@@ -59,7 +60,7 @@ def _tensor(tensor: dict[str, Any]) -> Any:
         values = _to_array(tensor.get("data"), kind).reshape(shape)
     except (ValueError, TypeError, OverflowError):
         raise RefusalError(400, f"input {name!r}: data are not {kind} values of shape {shape}") from None
-    return _squeezed(values.tolist() if kind == "BYTES" else values)
+    return values.tolist() if kind == "BYTES" else values
 
 
 def _to_array(data: Any, kind: str) -> np.ndarray:
@@ -71,8 +72,10 @@ def _to_array(data: Any, kind: str) -> np.ndarray:
         if not all(isinstance(value, str | None) for value in texts.ravel()):
             raise TypeError("BYTES hold strings")
         return texts
-    array = np.array(data)
-    target = np.dtype(_TYPES[kind])
+    array, target = np.array(data), np.dtype(_TYPES[kind])
+    if array.dtype.kind == "f" and target.kind in "iu":  # NumPy turns integers below and above 2**63 into floats
+        numbers = np.array(data, object)
+        array = numbers.astype(target) if all(map(is_whole, numbers.ravel())) else array
     if array.dtype.kind == "O" and target.kind == "f" and all(n is None or is_number(n) for n in array.ravel()):
         array = array.astype(np.float64)
     if array.dtype.kind not in {"b": "b", "i": "iuf", "u": "iuf", "f": "iuf"}[target.kind]:  # accepted kinds of numbers
@@ -83,13 +86,6 @@ def _to_array(data: Any, kind: str) -> np.ndarray:
     if not exact:
         raise OverflowError(f"{kind} does not hold all of the values")
     return values
-
-
-def _squeezed(values: Any) -> Any:
-    """Return [n, 1] tensors, which clients send for single values, as [n]."""
-    if isinstance(values, np.ndarray):
-        return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
-    return [row[0] for row in values] if all(isinstance(row, list) and len(row) == 1 for row in values) else values
 
 
 def infer_reply(scored: ScoredRequest, name: str) -> Reply:

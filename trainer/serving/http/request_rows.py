@@ -33,6 +33,7 @@ class RequestRows:
     count: int
     rows: Sequence[Any] | None = None  # one mapping per row; None if `table` is given
     table: Any = None  # a mapping of columns, or None
+    tensors: bool = False  # whether the columns are tensors, in which single values may have the shape [n, 1]
     logits: bool = False  # whether the request asks for the network's raw outputs
     outputs: tuple[str, ...] = ()  # names of the requested outputs; () for all
     id: Any = None  # the request's id, which the answer repeats
@@ -131,7 +132,8 @@ class RowReader:
         if request.rows is not None:
             rows = [request.rows[index] for index in indices]
             return [{name: row[name] for name in self.logged if name in row} for row in rows]
-        table = {name: request.table[name] for name in self.logged if name in request.table}
+        columns = self._columns(request)
+        table = {name: columns[name] for name in self.logged if name in columns}
         columns = {
             name: values.tolist() if isinstance(values, np.ndarray) else values for name, values in table.items()
         }
@@ -155,10 +157,17 @@ class RowReader:
         near = next((hint for name in row if (hint := did_you_mean(name, self.fields))), "")
         return f"has none of the columns {list(self.fields)}; it has {list(row)[:20]}{near}"
 
+    def _columns(self, request: RequestRows) -> Mapping[str, Any]:
+        """Return the columns of a request that has no rows."""
+        if not request.tensors:
+            return request.table
+        lists = {name for name, column in self.fields.items() if column.shape}
+        return {name: values if name in lists else _squeezed(values) for name, values in request.table.items()}
+
     def _from_table(self, request: RequestRows) -> Decoded:
         from ...features.raw_rows import RawTable
 
-        values, count = RawTable(request.table).values(self._schema)
+        values, count = RawTable(self._columns(request)).values(self._schema)
         if count != request.count:
             raise DataError(
                 f"columns of single values are lists of one value; received {count} for {request.count} rows"
@@ -171,6 +180,13 @@ class RowReader:
         if texts:  # ids may be text instead of integers
             schema = Schema(self.fields | {name: replace(self.fields[name], dtype="str") for name in texts})
         return schema.convert(values, count, refuse_bools=True)
+
+
+def _squeezed(values: Any) -> Any:
+    """Return a tensor [n, 1], which clients send for single values, as [n]."""
+    if isinstance(values, np.ndarray):
+        return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+    return [row[0] for row in values] if all(isinstance(row, list) and len(row) == 1 for row in values) else values
 
 
 def _with_reasons(decoded: Decoded, malformed: Mapping[int, str]) -> Decoded:
