@@ -110,6 +110,7 @@ class RaggedInput(NamedTuple):
     suffixes: tuple[str, ...]  # endings of the arguments derived from it: "_mask", "_lengths" or "_offsets"
     padding: float | str  # value that pads each row, or the concatenated values
     length: int | None  # padded length of the longest possible row; None if there is no maximum
+    longest: int | None = None  # number of values of the longest possible row, `max_length`
 
     def capacity(self, rows: int) -> int:
         """Return the length of `arrays` in a program for `rows` rows; requires `length`."""
@@ -209,7 +210,7 @@ class RaggedColumns:
         if padding is None:
             number = -1 if "_offsets" in suffixes and column.dtype.kind == "i" else 0
             padding = "" if column.dtype.kind == "U" else number
-        max_length = column.max_length
-        if max_length is not None and max_length > MAX_SHORT:
-            max_length = bucket(max_length, column.per_octave)
-        return RaggedInput(suffixes, padding, max_length)
+        length = column.max_length
+        if length is not None and length > MAX_SHORT:
+            length = bucket(length, column.per_octave)
+        return RaggedInput(suffixes, padding, length, column.max_length)

@@ -55,7 +55,9 @@ def publish_network(trainer: Trainer, root: Path, batch: int | Sequence[int], ex
         smaller_stacks = {rows: export(rows, program_file(rows))["stacks"] for rows in smaller}
         description["smaller"] = [{"batch": rows, "stacks": stacks} for rows, stacks in smaller_stacks.items()]
         description["columns"] = list(example.names)
-        description["ragged"] = {name: [list(suffixes), *rest] for name, (suffixes, *rest) in example.ragged.items()}
+        ragged = example.ragged
+        description["ragged"] = {n: [list(spec.suffixes), spec.padding, spec.length] for n, spec in ragged.items()}
+        description["longest"] = {name: spec.longest for name, spec in ragged.items()}
         for file in os.listdir(folder.path):
             folder.adopt(file)
         description["activation"] = _activation_name(trainer)

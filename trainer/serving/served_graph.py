@@ -42,8 +42,11 @@ class ServedGraph:
         description = strict_json.parse((folder / GRAPH_JSON).read_bytes())
         self.description = description
         self.batch: int = description["batch"]  # maximum number of rows per call
-        ragged = description.get("ragged", {})
-        self.ragged = {name: RaggedInput(tuple(suffixes), *rest) for name, (suffixes, *rest) in ragged.items()}
+        longest = description.get("longest", {})  # absent in older versions
+        self.ragged = {
+            name: RaggedInput(tuple(suffixes), padding, length, longest.get(name, length))
+            for name, (suffixes, padding, length) in description.get("ragged", {}).items()
+        }
         self.column_names = data_arguments(description["columns"], self.ragged)  # the columns that callers pass
         self.features = read_features(folder) if description.get("features") else None  # transforms raw rows
         self.classes: tuple[Any, ...] = () if self.features is None else self.features.label_classes
@@ -197,7 +200,7 @@ def _validated(graph: ServedGraph, batch: Any) -> list[Any]:
     columns: list[Any] = []
     for name, index, column in zip(names, indices, batch, strict=True):
         if name in graph.ragged:
-            options = {"padding": graph.ragged[name].padding, "max_length": graph.ragged[name].length}
+            options = {"padding": graph.ragged[name].padding, "max_length": graph.ragged[name].longest}
             column = Ragged.of(column, **options).cut()
             shape = ["lists"]
         else:

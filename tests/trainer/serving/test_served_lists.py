@@ -8,6 +8,7 @@ from trainer import Trainer
 from trainer.data.ragged import Ragged
 from trainer.embedding import Embedding, EmbeddingBag
 from trainer.errors import ConfigurationError, DataError
+from trainer.serving.http.request_rows import RequestRows, RowReader
 from trainer.serving.publisher import Publish
 from trainer.serving.served_model import ServedModel
 from trainer.streams import ReplayStream
@@ -73,6 +74,19 @@ def test_longer_rows_keep_their_newest_values(trained):
         np.testing.assert_array_equal(
             short, model.predict([[["first"] * 5 * bool(r) + r for r in longer], tags, number])
         )
+
+
+def test_lists_are_cut_to_the_declared_length_whatever_the_program_takes(tmp_path):
+    """A program for rows of 40 takes 64 values; longer rows keep 40 of them, as in training."""
+    trainer = train(tmp_path, max_length=40)
+    history, tags, number = rows(20, seed=2, most=70)
+    cut = {"history": Ragged.of(history, max_length=40), "tags": Ragged.of(tags, max_length=40), "number": number}
+    with ServedModel(tmp_path, follow=False) as model:
+        answers = model.predict({"number": number, "history": history, "tags": tags})
+        reader = RowReader(model.graph)
+        rows_read = reader.read(RequestRows(20, table={"number": number, "history": history, "tags": tags}))
+        assert rows_read.columns["history"].cut().lengths.max() == 40
+    np.testing.assert_allclose(answers, trainer.predict(cut, batch_size=20), atol=1e-5)
 
 
 def test_without_a_longest_row_there_is_nothing_to_publish(tmp_path):

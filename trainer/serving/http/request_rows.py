@@ -200,7 +200,7 @@ def _plain_schema(graph: ServedGraph) -> Schema:
     columns: dict[str, Column] = {}
     for name in graph.column_names:
         index, spec = graph.description["columns"].index(name), graph.ragged.get(name)
-        lists: dict[str, Any] = {} if spec is None else {"padding": spec.padding, "max_length": spec.length}
+        lists: dict[str, Any] = {} if spec is None else {"padding": spec.padding, "max_length": spec.longest}
         shape = tuple(graph.description["shapes"][index]) if spec is None else (None,)
         columns[name] = Column(np.dtype(graph.description["dtypes"][index]), shape, **lists)
     return Schema(columns)
