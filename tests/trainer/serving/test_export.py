@@ -205,7 +205,7 @@ def run(tmp_path, monkeypatch, request):
 
 @pytest.mark.long
 def test_a_run_is_exported_with_vectors_of_items_and_users(run, capsys):
-    Path("users.csv").write_text("user\n3\n99\n")
+    Path("users.csv").write_text("user,item\n3,5\n99,\n")  # a missing id stays missing
     rows_of = ["--items", "items.csv", "--item-id", "item", "--users", "users.csv"]
     assert main(["export", str(run), *rows_of]) == 0, capsys.readouterr()
     assert "takes any number of rows; onnxruntime's answers differ" in capsys.readouterr().out

@@ -19,7 +19,7 @@ from examples.movielens_raw import raw_rows
 from trainer import Every, Trainer
 from trainer.errors import CheckpointDamagedError, CheckpointError, ConfigurationError, DataError
 from trainer.experiment.cli import main
-from trainer.features import Categorical, Features, ListFeature, Numeric
+from trainer.features import Categorical, Features, ListFeature, Numeric, Time
 from trainer.models import InBatchSoftmax, SASRec, TwoTower, item_vectors, user_vectors
 from trainer.serving import Publish, ServedModel
 
@@ -302,6 +302,40 @@ def test_all_users_of_a_file_are_written_as_they_are_answered(published, tmp_pat
     users.write_text("usr\n1\n", encoding="utf-8")
     assert main(command) == 1
     assert "a user has the columns user, age; received usr" in capsys.readouterr().err
+
+
+def test_times_and_lists_of_users_are_read_from_a_file_as_in_python(tmp_path, capsys):
+    """A time has a unit, which is that of the file; ids to leave out may be a text that the features split."""
+    declared = [Categorical("user"), Time("joined", unit="ms", parts=["hour"], since="born")]
+    declared += [ListFeature("seen", separator="|", max_length=4), Categorical("item")]
+    features = Features(declared, label="item")
+    net = TwoTower(features, ["item"], dim=4, hidden=[8], width=4)
+    trainer = Trainer(net, InBatchSoftmax(0.2), ("adam", {}), features=features, seed=0)
+    names, people = [f"i{n}" for n in range(8)], [f"u{n}" for n in range(8)]
+    joined = (1_700_000_000_000 + 4_000_000 * np.arange(8)).tolist()
+    users = {
+        "user": people,
+        "joined": joined,
+        "born": [0] * 8,
+        "seen": [f"{name}|i{n % 3}" for n, name in enumerate(names)],
+    }
+    root, file, output = tmp_path / "published", tmp_path / "users.csv", tmp_path / "items.jsonl"
+    trainer.fit(
+        {**users, "item": names},
+        epochs=9,
+        batch_size=8,
+        callbacks=[Publish(root, items={"item": names}, item_id="item")],
+    )
+    file.write_text("\n".join(",".join(map(str, row)) for row in [users, *zip(*users.values(), strict=True)]) + "\n")
+    command = ["recommend", str(root), "--users", str(file), "-k", "5", "--without", "seen", "--output", str(output)]
+    assert main(command) == 0, capsys.readouterr().err
+    with ServedModel(root, follow=False) as model:
+        expected = model.recommend(users, 5, without=[text.split("|") for text in users["seen"]])
+    lines = [json.loads(line) for line in output.read_text("utf-8").splitlines()]
+    assert [line["item"] for line in lines] == np.concatenate(expected.ids).tolist()
+    np.testing.assert_allclose([line["score"] for line in lines], np.concatenate(expected.scores), rtol=1e-6)
+    assert main([*command, "--without", "joined"]) == 2
+    assert "--without takes a column of lists of ids; received 'joined, which" in capsys.readouterr().err
 
 
 @pytest.mark.server

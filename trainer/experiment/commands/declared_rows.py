@@ -56,16 +56,19 @@ class DeclaredRows:
         bad_rows = BadRowCounter(max_bad_share)
         for rows in read_files(self.path, Schema(present, csv=self._csv), bad_rows, size):
             if rows.good:
-                yield {name: _masked(column, present.get(name)) for name, column in rows.columns.items()}
+                yield {name: _as_raw(column, present.get(name)) for name, column in rows.columns.items()}
         report = bad_rows.report()
         if report is not None:
             logger.warning("%s: %s", self.path, report)
 
 
-def _masked(values: Any, column: Column | None) -> Any:
-    """Mask missing integers, so that the block can be read as raw rows again."""
+def _as_raw(values: Any, column: Column | None) -> Any:
+    """Return values that are the same when they are read as raw rows again."""
     from ...features.feature import NO_ID
+    from ...streams.formats.times import datetimes
 
+    if column is not None and column.times:  # seconds would be read in the unit that the column declares
+        return datetimes(values)
     if column is None or column.default != NO_ID or not (values == NO_ID).any():
         return values
     return np.ma.masked_equal(values, NO_ID)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,5 +147,11 @@ def _ids_and_rows(trainer: Any, path: str | None, column: str | None) -> tuple[A
     blocks = list(table.blocks(columns, 1 << 16, trainer.features.max_bad_share))
     if not blocks:
         raise DataError(f"{path} has no rows")
-    rows = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+    rows = {name: _joined([block[name] for block in blocks]) for name in blocks[0]}
     return rows[column], rows
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """Concatenate parts of a column; missing integers stay masked."""
+    is_masked = any(isinstance(part, np.ma.MaskedArray) for part in parts)
+    return np.ma.concatenate(parts) if is_masked else np.concatenate(parts)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...checks import choice, whole
+from ...checks import choice, refuse, whole
 from ...errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from ...features.features import Features
     from ...serving.served_model import ServedModel
 
 _USERS_PER_BATCH = 4096
@@ -85,7 +86,7 @@ def _recommendations(model: ServedModel, args: argparse.Namespace) -> Iterator[d
     for block in table.blocks(columns, _USERS_PER_BATCH, features.max_bad_share):
         ids = block[name] if name in features.columns else block.pop(name)
         if args.without is not None:
-            options["without"] = [list(row.tolist()) for row in block[args.without]]
+            options["without"] = _ids_of_lists(features, args.without, block[args.without])
         if history is None:
             options["users"] = {name: column for name, column in block.items() if name in features.columns}
         else:
@@ -98,3 +99,16 @@ def _recommendations(model: ServedModel, args: argparse.Namespace) -> Iterator[d
             "item": np.concatenate(items),
             "score": np.concatenate(scores),
         }
+
+
+def _ids_of_lists(features: Features, name: str, column: Any) -> list[list[Any]]:
+    """Return the ids in each row of lists, or of texts that features split."""
+    from ...features.lists import ListFeature
+    from ...streams.formats.ragged_column import Ragged
+
+    if not isinstance(column, Ragged):
+        reader = next((f for f in features.features if isinstance(f, ListFeature) and f.source == name), None)
+        if reader is None:
+            refuse("--without", "a column of lists of ids", f"{name}, which the features read as single values")
+        column = reader.lists({name: column})
+    return [row.tolist() for row in column]
