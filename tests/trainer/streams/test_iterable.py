@@ -1,10 +1,13 @@
 import itertools
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from trainer.errors import DataError, StreamError
-from trainer.streams import IterableStream, advance
+from trainer.features import Categorical, Features, ListFeature, Numeric
+from trainer.features.stream_rows import BatchTransform
+from trainer.streams import IterableStream, ReplayStream, advance, concat
 
 SIZES = [3, 1, 5, 2]
 TOTAL = sum(SIZES)
@@ -111,3 +114,42 @@ def test_mindspore_datasets_bounded_and_endless(resumes):
     stream = IterableStream(ds.GeneratorDataset(endless, ["user"], shuffle=False), rows="batch")
     assert [stream.poll(2, 0).columns["user"].tolist() for _ in range(3)] == [[0, 0], [1, 1], [2, 2]]
     assert not stream.exhausted
+
+
+def as_trained(stream, features):
+    stream.declare(features.schema)
+    transform, batches = BatchTransform(features, stream), []
+    while not stream.exhausted:
+        if (batch := stream.poll(2, 1.0)) is not None:
+            batches.append(transform(batch))
+    return concat(batches).columns
+
+
+def test_raw_rows_are_read_one_by_one_as_they_are_in_a_table():
+    """NumPy would read NaN among texts as the text "nan"; rows may lack a value and differ in type."""
+    features = Features([Categorical("city"), Numeric("age", indicator=True), ListFeature("tags")], label="y")
+    cities, ages = ["a", float("nan"), "b", None, 5, "a", True], [1, 2.5, None, 3, "4", 5, float("nan")]
+    tags = [["x"], [], None, ["y", "z"], ["x", None], ["y"], ["z"]]
+    rows = [dict(zip(("city", "age", "tags"), row, strict=True), y=0.0) for row in zip(cities, ages, tags, strict=True)]
+    del rows[0]["city"], rows[2]["age"], rows[2]["tags"]
+    expected = features.transform(rows)
+    found = as_trained(IterableStream(rows), features)
+    for name in ("ids", "numbers"):
+        np.testing.assert_array_equal(found[name], expected[name])
+    assert [row.tolist() for row in found["tags"]] == [row.tolist() for row in expected["tags"]]
+
+
+def test_columns_of_lists_and_arrow_tables_are_read_as_they_are_in_a_table():
+    features = Features([Categorical("city"), Categorical("user", dtype="int64")], label="y")
+    users, table = [2**60 + 1, None, 7], {"city": ["a", float("nan"), "b"], "y": [0.0, 1.0, 0.0]}
+    expected = features.transform({**table, "user": users})["ids"]
+    arrow = pa.table({"city": ["a", None, "b"], "user": pa.array(users), "y": table["y"]})
+    for stream in (ReplayStream({**table, "user": users}), IterableStream([{**table, "user": users}])):
+        np.testing.assert_array_equal(as_trained(stream, features)["ids"], expected)
+    np.testing.assert_array_equal(as_trained(ReplayStream(arrow), features)["ids"], expected)
+
+
+def test_rows_that_lack_a_column_of_others_are_refused_without_features():
+    stream = IterableStream([{"x": 1.0}, {"x": 2.0, "city": "b"}])
+    with pytest.raises(DataError, match=r"rows 0 to 1 of the iterable differ in columns or shapes: 'city'"):
+        stream.poll(2, 1.0)

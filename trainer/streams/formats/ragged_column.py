@@ -192,9 +192,33 @@ def rows_of(value: Any) -> Any:
         array = np.asarray(value)
     except ValueError:
         return Ragged.of(value)
+    array = _exact(value, array)
     nested = (
         array.dtype == object and array.ndim == 1 and len(array) and isinstance(array[0], list | tuple | np.ndarray)
     )
     if array.ndim > 1 and array.shape[1] == 0:
         return Ragged.of_empty(array)
     return Ragged.of(array) if nested else array
+
+
+def _exact(value: Any, array: np.ndarray) -> np.ndarray:
+    """Return `array`, or objects if NumPy has changed values in reading `value`.
+
+    It writes numbers among texts as text, NaN too, and reads integers of Arrow as floats if some are missing.
+    """
+    if array.dtype.kind == "U" and isinstance(value, list | tuple):
+        objects = np.array(value, object)
+        return array if all(isinstance(part, str) for part in objects.ravel()) else objects
+    rounded = array.dtype.kind == "f" and "int" in str(getattr(value, "type", "")) and hasattr(value, "to_pylist")
+    if rounded and (np.abs(array) >= 2**53).any():
+        return np.array(value.to_pylist(), object)
+    return array
+
+
+def exactly_joinable(columns: list[Any]) -> list[Any]:
+    """Convert columns of different number types to objects, so that joining is exact.
+
+    Otherwise NumPy would round 2**60 + 1 when it is joined with 0.5, and turn True into 1 when it is joined with 2.
+    """
+    kinds = {column.dtype.kind for column in columns if isinstance(column, np.ndarray)}
+    return [column.astype(object) for column in columns] if len(kinds) > 1 and kinds <= set("biuf") else columns

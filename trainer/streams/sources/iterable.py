@@ -26,6 +26,7 @@ PARTITION = "iterable"
 _STATE = "@state"
 _EMPTY_LISTS = np.dtype(object)  # dtype of a column that has only empty lists
 _MAX_STATES = 65_536  # states kept for items read but not yet trained on; prefetching reads far fewer items ahead
+_NOTHING: np.ndarray = np.array(None)  # a value that a row lacks
 
 
 class IterableStream(BufferedStream):
@@ -183,7 +184,14 @@ class IterableStream(BufferedStream):
             )
         return columns
 
+    @property
+    def _holds_raw_rows(self) -> bool:
+        """Whether features convert the rows, whose types may then differ."""
+        return self.schema is not None
+
     def _check_shapes(self, columns: dict[str, Any], item: int) -> None:
+        if self._holds_raw_rows:
+            return
         shapes = {
             name: (array.shape[1:], array.dtype if array.dtype.kind != "U" else "text")
             for name, array in columns.items()
@@ -220,8 +228,11 @@ class IterableStream(BufferedStream):
         self._push(batch.split(skip)[1] if skip else batch)
 
     def _push_single_rows(self, items: list[dict[str, Any]], first: int) -> None:
+        names = dict.fromkeys(name for item in items for name in item)
+        if self._holds_raw_rows:  # a value that a row lacks is missing
+            items = [{name: item.get(name, _NOTHING) for name in names} for item in items]
         try:
-            columns = {name: self._stack(name, [item[name] for item in items]) for name in items[0]}
+            columns = {name: self._stack(name, [item[name] for item in items]) for name in names}
         except (KeyError, ValueError) as error:
             raise DataError(
                 f"rows {first} to {self._item - 1} of the iterable differ in columns or shapes: {error}"
@@ -232,6 +243,11 @@ class IterableStream(BufferedStream):
 
     def _stack(self, name: str, values: list[np.ndarray]) -> Any:
         """Stack single rows into a column; `Ragged` if list lengths ever differed."""
+        if self._holds_raw_rows and len({(value.dtype.kind, value.shape) for value in values}) > 1:
+            column = np.empty(len(values), object)  # NumPy would write numbers among texts as text, NaN too
+            for row, value in enumerate(values):
+                column[row] = value if value.ndim else value[()]
+            return column
         filled = next((value.shape for value in values if value.size), values[0].shape)
         shape = (self._shapes or {}).get(name, (filled,))[0]
         is_list = shape and all(value.ndim and (not value.size or value.shape[1:] == shape[1:]) for value in values)
