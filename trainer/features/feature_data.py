@@ -13,6 +13,7 @@ import numpy as np
 from ..distributed.group import Group
 from ..distributed.packing import gather_states
 from ..errors import ConfigurationError, DataError
+from ..streams.formats.ragged_column import exactly_joinable
 from .feature import PREDICTION, Inputs
 from .features import Features
 from .learned import Learned, add_sample
@@ -173,7 +174,7 @@ class KeptColumns:
                 part, count = {name: column[:rows] for name, column in part.items()}, rows
             parts.append(part)
             rows -= count
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        return {name: np.concatenate(exactly_joinable([part[name] for part in parts])) for name in parts[0]}
 
     def with_predictions(self, predictions: Any) -> dict[str, Any]:
         """Return the predictions, named "prediction", and the columns of their rows."""

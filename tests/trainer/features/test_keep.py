@@ -11,7 +11,7 @@ from tests.trainer.features.test_training import Small
 from trainer import Trainer
 from trainer.errors import ConfigurationError
 from trainer.features import Categorical, Features, Numeric, RawFiles
-from trainer.features.feature_data import rows_of
+from trainer.features.feature_data import KeptColumns, rows_of
 from trainer.serving import Publish, ServedModel
 
 ROWS = 300
@@ -67,6 +67,7 @@ def test_a_table_and_a_file_are_answered_with_their_columns(served, tmp_path):
     ("given", "expected"),
     [
         ([3, 2**62 + 1], [3, 2**62 + 1]),
+        (np.array([3, 2**63 + 1], np.uint64), [3, 2**63 + 1]),
         ([3, None], [3, None]),
         ([0.5, float("nan")], [0.5, None]),
         ([True, False], [True, False]),
@@ -133,3 +134,10 @@ def test_the_kept_rows_of_a_part_are_those_that_an_evaluation_reads(event_time, 
     assert kept.columns["y"].tolist() == evaluated.columns["y"].tolist()
     (shown,) = rows_of(features, data, labelled=False)
     assert shown.columns["x"].tolist() == evaluated.columns["x"].tolist()
+
+
+def test_parts_of_different_number_types_are_joined_exactly():
+    kept, features = KeptColumns(), Features([Numeric("x")], keep=["k"])
+    for values in ([2**60 + 1, 5], [0.5, 1.5], [2**63 + 1, 7], [True, False]):
+        kept.add(features.transform({"x": [1.0, 2.0], "k": values}, keep=True).kept)
+    assert kept.take(8)["k"].tolist() == [2**60 + 1, 5, 0.5, 1.5, 2**63 + 1, 7, True, False]

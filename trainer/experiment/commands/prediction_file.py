@@ -16,7 +16,7 @@ import numpy as np
 from ...checkpoint import durable
 from ...checks import require
 from ...errors import DataError, TrainerError
-from ...streams.formats.ragged_column import Ragged
+from ...streams.formats.ragged_column import Ragged, exactly_joinable
 
 PART_ROWS = 1 << 17  # rows that are written at a time
 
@@ -82,16 +82,7 @@ def _regrouped(batches: Iterable[Columns]) -> Iterator[Columns]:
 
 
 def _concatenated(parts: list[Columns]) -> Columns:
-    return {name: np.concatenate(_exactly_joinable([part[name] for part in parts])) for name in parts[0]}
-
-
-def _exactly_joinable(columns: list[np.ndarray | Ragged]) -> list[Any]:
-    """Convert columns of different number types to objects, so that joining is exact.
-
-    Otherwise NumPy would round 2**60 + 1 when it is joined with 0.5, and turn True into 1 when it is joined with 2.
-    """
-    kinds = {column.dtype.kind for column in columns if isinstance(column, np.ndarray)}
-    return [column.astype(object) for column in columns] if len(kinds) > 1 and kinds <= set("biuf") else columns
+    return {name: np.concatenate(exactly_joinable([part[name] for part in parts])) for name in parts[0]}
 
 
 class _JsonLines:

@@ -83,11 +83,14 @@ def as_given(values: Any) -> np.ndarray | None:
     if isinstance(values, np.ndarray) and values.dtype.kind not in "biufO":
         return None
     items = values.tolist() if isinstance(values, np.ndarray) else values  # None where masked
-    rows = [None if is_missing(value) else plain(value) for value in items]
+    rows: list[Any] = [None if is_missing(value) else plain(value) for value in items]
     types = {type(value) for value in rows} - {type(None)}
     if types not in ({int}, {float}, {bool}):
         return None
-    return np.array(rows)
+    array = np.array(rows)
+    if types == {int} and array.dtype.kind == "f":  # NumPy turns integers below and above 2**63 into floats
+        return np.array(rows, np.uint64 if min(rows) >= 0 and max(rows) < 1 << 64 else object)
+    return array
 
 
 TRUTH_WORDS = {
