@@ -44,6 +44,21 @@ def test_a_bad_step_between_two_readings_is_found_at_the_epoch_end(fit, poisoned
     assert trainer.state.stop_reason.kind == "non_finite"
 
 
+def test_a_bad_step_of_an_earlier_training_does_not_keep_updates_from_the_next(fit, poisoned, tmp_path):
+    """Every step after a fatal one is left out: where that lasts, the next training learns nothing."""
+    stopped = fit(TerminateOnNaN(every=1), data=poisoned(3), valid=False)
+    assert stopped.state.stop_reason.kind == "non_finite"
+    stopped.save(tmp_path)
+    before = stopped.network[0].weight.asnumpy().copy()
+    trainer = fit(TerminateOnNaN(every=1), epochs=1, valid=False, fresh=False)
+    assert trainer.state.stop_reason.kind == "limit"
+    again = trainer.network[0].weight.asnumpy().copy()
+    assert np.abs(again - before).max() > 0
+    trainer = fit(TerminateOnNaN(every=1), epochs=3, valid=False, resume=tmp_path)
+    assert trainer.state.stop_reason.kind == "limit"
+    assert np.abs(trainer.network[0].weight.asnumpy() - before).max() > 0
+
+
 def test_a_healthy_run_reads_the_counters_only_when_due(fit, copies):
     trainer = fit(TerminateOnNaN(every=4), epochs=1, valid=False)
     # Begin, steps 4 and 8, epoch end, end.

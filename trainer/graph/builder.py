@@ -314,6 +314,11 @@ class StepBuilder:
             return dict.fromkeys(names, 0)
         return {name: int(getattr(self.step, name).asnumpy()) for name in names}
 
+    def forget_fatal_steps(self) -> None:
+        """Forget the fatal steps of earlier runs, which `StepOptions.halt` would heed."""
+        if isinstance(self.step, TrainStep):
+            overwrite(self.step.fatal, np.array(0, np.int32))
+
     def read_bad_steps(self, global_step: int) -> list[int]:
         """Return the global steps of the last 16 skipped updates, counted from 1.
 

@@ -301,6 +301,8 @@ def train(
         cells = [cell for cell in (trainer.network, trainer.optimizer) if cell is not None]
         trained = {id(parameter): parameter for cell in cells for parameter in parameters_of(cell)}  # no duplicates
         broadcast_parameters(trainer.group, list(trained.values()))
+        if options.halt:
+            trainer.builder.forget_fatal_steps()
         before_first_step()
         if not cursor.position.micro_batches:
             trainer.builder.accumulation.clear()  # discard the sums of a training that stopped between two updates
