@@ -262,6 +262,39 @@ def test_hooks_and_results_of_a_training_are_not_mixed_with_what_its_callbacks_e
     assert np.isfinite(losses).all()
 
 
+class Own:
+    """A metric of a user: the mean of the outputs."""
+
+    def clear(self):
+        self.sum = self.rows = 0
+
+    def update(self, predictions, labels):
+        self.sum, self.rows = self.sum + np.sum(np.asarray(predictions)), self.rows + len(predictions)
+
+    def eval(self):
+        return self.sum / self.rows
+
+
+@pytest.mark.parametrize("hook", ["on_eval_begin", "on_eval_step_end", "on_train_step_end", "on_window_end"])
+def test_what_a_callback_evaluates_is_not_counted_in_a_validation_or_a_window(linear, cancer, batches, hook):
+    def ask(trainer):
+        if trainer.state.phase != Phase.EVALUATE:
+            trainer.evaluate({"x": -cancer["x"][:64], "y": cancer["y"][:64]})
+
+    measured = []
+    for callbacks in ([], [LambdaCallback(**{hook: ask})]):
+        network = linear()
+        trainer = Trainer(
+            network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1), {"auc": "auc", "own": Own()}
+        )
+        valid = {name: column[:200] for name, column in cancer.items()}
+        trainer.fit(batches(64, 2), 1, valid, batch_size=100, callbacks=callbacks)
+        values = [trainer.history.history[name] for name in ("val_auc", "val_own")]
+        trainer.online_train(batches(64, 4), callbacks, window=128)
+        measured.append([*values, trainer.history.history["window_own"]])
+    assert measured[0] == measured[1]
+
+
 class Noting(nn.Cell):
     def __init__(self, network, centre=False):
         super().__init__()
