@@ -90,7 +90,9 @@ def fit(
         progress = trainer.state.progress
         progress.epoch, progress.step_in_epoch = max(progress.epoch, first_epoch), 0
         trainer.state.first_epoch = first_epoch
-        if not trainer.has_own_seed and current_seed() is not None:  # each call repeats the order, as in MindSpore
+        # Each call repeats the order, as in MindSpore. Earlier epochs of a pipeline without a size cannot be skipped.
+        has_no_size = source.dataset is not None and source.size is None
+        if has_no_size or (not trainer.has_own_seed and current_seed() is not None):
             source.first_epoch = progress.epoch
         with call(trainer, Phase.FIT, callbacks) as signals, opened:  # `opened` closes while signals are still handled
             options = run_options(trainer.step_options, trainer.callbacks)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
-from trainer import Trainer
+from trainer import Model, Trainer
 from trainer.data.finite.shards import EveryNth
 from trainer.data.finite.sources import ArraySource, IterableSource, PipelineSource
 from trainer.data.user_data import UserData
@@ -135,6 +135,17 @@ def test_a_pipeline_serves_several_trainers(linear, cancer):
         weights.append(network[0].weight.asnumpy().tobytes())
     assert weights[0] == weights[1]
     assert set(vars(data)) == before
+
+
+def test_a_pipeline_without_a_size_is_trained_on_again_by_one_trainer(linear, cancer):
+    def rows():
+        yield from zip(cancer["x"], cancer["y"], strict=True)
+
+    network = linear()
+    trainer = Model(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1))
+    trainer.train(3, ms_dataset.GeneratorDataset(rows, ["x", "y"], shuffle=False).batch(100), initial_epoch=1)
+    trainer.fit(ms_dataset.GeneratorDataset(rows, ["x", "y"], shuffle=False).batch(100), 2, callbacks=[])
+    assert trainer.state.progress.samples_seen == 4 * 569
 
 
 class TestArrays:
