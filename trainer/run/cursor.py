@@ -66,15 +66,20 @@ class Cursor:
 
         The trainer's counters must be restored first.
         """
-        base = state.get("limits_base", self.base)
+        base = state.get("limits_base", {"epoch": 0, "step": 0})
         self.base = {name: whole(f"limits_base {name}", base[name], 0) for name in ("epoch", "step")}
-        if "loop" not in state:  # saved outside a training
+        if "loop" not in state:  # saved outside a training: the epoch begins anew
+            self.position = Position() if self.source.endless else Position(self._progress.epoch)
+            self._progress.step_in_epoch = 0
+            self._skip_due_validation()
             return
         loop = state["loop"]
         self.position = Position.from_json(loop["position"])
         self.meter.load_state_dict(loop["meter"])
         if self.valid_every is not None and loop["valid_every"] is not None:
             self.valid_every.load_state_dict(loop["valid_every"])
+        else:
+            self._skip_due_validation()
         if self.filling is not None and loop.get("filling") is not None:
             self.filling.load_state_dict(loop["filling"])
         saved = loop["source"]
@@ -93,6 +98,11 @@ class Cursor:
             )
             self.position = Position(self.position.epoch)
             self._progress.step_in_epoch = 0
+
+    def _skip_due_validation(self) -> None:
+        """Let no validation be due that the run of the snapshot did not have."""
+        if self.valid_every is not None:
+            self.valid_every.due(self._progress)
 
     def _convert_steps(self, current: dict[str, Any], saved: Mapping[str, Any]) -> None:
         """Convert a position that was saved with a different number of processes.

@@ -180,3 +180,26 @@ def test_a_training_stopped_inside_an_accumulation_window_leaves_nothing_to_the_
         trainer.fit(batches, 1, callbacks=[])
         weights.append(net.weight.asnumpy().copy())
     np.testing.assert_array_equal(*weights)
+
+
+@pytest.mark.parametrize(("stopped", "ended"), [(20, 30), (23, 33)])
+def test_a_snapshot_saved_after_a_training_goes_on_with_the_epoch_that_comes(
+    stopped, ended, run, linear, same, tmp_path
+):
+    """Inside an epoch nothing tells how far the data was read, so this epoch begins anew."""
+    whole, _, _ = run("arrays", tmp_path / "whole", {}, network=linear(), sink_size=1)
+    _, _, trainer = run("arrays", tmp_path / "cut", {}, network=linear(), sink_size=1, max_steps=stopped)
+    trainer.save(tmp_path)
+    resumed, _, again = run("arrays", tmp_path / "more", {}, network=linear(1), sink_size=1, resume=tmp_path)
+    assert same(whole, resumed) == (stopped == 20)
+    progress = again.state.progress
+    assert (progress.epoch, progress.global_step, again.state.total_steps) == (3, ended, 10)
+
+
+@pytest.mark.parametrize("every", [Every(epochs=1), Every(steps=6)])
+def test_a_cadence_that_a_resumed_run_adds_is_not_due_for_what_was_before(every, run, linear, cancer, tmp_path):
+    run("arrays", tmp_path, {}, network=linear(), max_steps=13, sink_size=1)
+    valid = {name: column[:ROWS] for name, column in cancer.items()}
+    options = {"valid_dataset": valid, "valid_every": every, "sink_size": 1}
+    _, history, _ = run("arrays", tmp_path, {}, network=linear(), resume=tmp_path, **options)
+    assert history.steps["val_auc"] == ([20, 30] if every.unit == "epochs" else [18, 24, 30])
