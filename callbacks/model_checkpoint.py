@@ -167,7 +167,9 @@ class ModelCheckpoint(Callback):
         is_among_best = value is not None and self._among_best(value)
         is_due = self._due or is_among_best
         self._due, self._latest_value = False, None
-        is_unrecorded = is_among_best and all(record["name"] != _snapshot_name(step) for record in self._records)
+        # A snapshot without a value was taken before a validation that a signal interrupted.
+        ranked = [record["name"] for record in self._ranked()]
+        is_unrecorded = is_among_best and _snapshot_name(step) not in ranked
         if is_due and (is_unrecorded or step != self._saved_step):
             self._save(trainer, step, value, background)
 

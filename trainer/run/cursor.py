@@ -36,6 +36,7 @@ class Cursor:
         self.source, self.valid_every, self.filling, self._restore_seed = source, valid_every, filling, restore_seed
         self.position = Position() if source.endless else Position(progress.epoch)  # just after the last trained row
         self.meter = LossMeter()  # losses of the current epoch
+        self.validation_pending = False  # whether a signal prevented a validation that was due
         self.base = {"epoch": progress.epoch, "step": progress.global_step}  # the limits of a call count from here
         self._progress = progress
         self._shared: tuple[Position, dict[str, Any]] | None = None
@@ -55,6 +56,7 @@ class Cursor:
             "source": self.source.describe(),
             "meter": self.meter.state_dict(),
             "valid_every": None if self.valid_every is None else self.valid_every.state_dict(),
+            "validation_pending": self.validation_pending,
             "filling": None if self.filling is None else self.filling.state_dict(),
             "first_epoch": self.source.first_epoch,
             "seed": self.source.seed if self.source.takes_seed else None,
@@ -76,6 +78,7 @@ class Cursor:
         loop = state["loop"]
         self.position = Position.from_json(loop["position"])
         self.meter.load_state_dict(loop["meter"])
+        self.validation_pending = loop.get("validation_pending") is True
         if self.valid_every is not None and loop["valid_every"] is not None:
             self.valid_every.load_state_dict(loop["valid_every"])
         else:

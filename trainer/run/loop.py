@@ -40,7 +40,7 @@ def train(run: Run) -> None:
         call("on_train_begin", trainer)
         run.start_clocks()
         with contextlib.suppress(Interrupted):  # raised while waiting for data; the stop reason is already set
-            if run.valid_on_start:
+            if run.valid_on_start or run.cursor.validation_pending:
                 _validate(run)
                 call("on_checkpoint", trainer)
             while not run.stopped():
@@ -135,6 +135,7 @@ def _after_step(run: Run, chunk: Chunk, outputs: StepOutputs) -> None:
 
 def _validate(run: Run) -> None:
     results = {} if run.evaluate is None else run.evaluate()
+    run.cursor.validation_pending = run.evaluate is not None and not results  # a signal came
     if results:
         run.trainer.state.metrics = {f"val_{name}": value for name, value in numbers(results).items()}
         run.callbacks.call("on_eval_end", run.trainer)

@@ -199,6 +199,7 @@ class Run:
         due = chunk.ends_epoch if every is None else every.due(self.trainer.state.progress)
         if every is not None and every.unit == "seconds":
             due = self.group.any(due)
+        self.cursor.validation_pending = due and self.trainer.state.interrupt_requested
         return due and not self.trainer.state.interrupt_requested
 
     def stopped(self) -> bool:

@@ -1,11 +1,14 @@
 """A run that was cut and resumed ends in the very bits of one that was not."""
 
+import os
+import signal
+
 import mindspore.dataset as ms_dataset
 import numpy as np
 import pytest
 from mindspore import nn
 
-from trainer import Callback, Every, LambdaCallback, ModelCheckpoint, Trainer
+from trainer import Callback, Every, LambdaCallback, ModelCheckpoint, ReduceLROnPlateau, Trainer
 from trainer.errors import CheckpointMismatchError
 
 ROWS, BATCH = 320, 32  # ten batches
@@ -203,3 +206,30 @@ def test_a_cadence_that_a_resumed_run_adds_is_not_due_for_what_was_before(every,
     options = {"valid_dataset": valid, "valid_every": every, "sink_size": 1}
     _, history, _ = run("arrays", tmp_path, {}, network=linear(), resume=tmp_path, **options)
     assert history.steps["val_auc"] == ([20, 30] if every.unit == "epochs" else [18, 24, 30])
+
+
+@pytest.mark.parametrize("hook", ["on_eval_step_end", "on_train_step_begin"])
+def test_a_validation_that_a_signal_prevented_is_made_up_for(hook, run, linear, cancer, same, tmp_path):
+    """The learning rate depends on it; a snapshot of that step may be the best."""
+
+    def kill(trainer):
+        step = trainer.state.progress.global_step
+        if step == (10 if hook == "on_eval_step_end" else 9) and trainer.state.stop_reason is None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def options(folder):
+        plateau = ReduceLROnPlateau("val_loss", factor=0.5, patience=1, min_delta=10.0)
+        best = ModelCheckpoint(folder, monitor="val_loss", mode="max")
+        valid = {name: column[:ROWS] for name, column in cancer.items()}
+        return {"callbacks": [plateau, best], "valid_dataset": valid, "sink_size": 1}
+
+    whole, history, _ = run("arrays", tmp_path / "whole", {}, network=linear(), **options(tmp_path / "best"))
+    cut = options(tmp_path / "kept")
+    cut["callbacks"].append(LambdaCallback(**{hook: kill}))
+    with pytest.raises(SystemExit):
+        run("arrays", tmp_path / "cut", {}, network=linear(), **cut)
+    resume = tmp_path / "kept"
+    resumed, again, _ = run("arrays", tmp_path / "more", {}, network=linear(1), resume=resume, **options(resume))
+    assert again.history == history.history
+    assert same(whole, resumed)
+    assert (resume / "best").read_text() == (tmp_path / "best" / "best").read_text()
