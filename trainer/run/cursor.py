@@ -83,6 +83,10 @@ class Cursor:
             self.valid_every.load_state_dict(loop["valid_every"])
         else:
             self._skip_due_validation()
+        if not self.source.endless and self.position.epoch > self._progress.epoch:
+            # Saved by a hook that runs after the last step of an epoch, before the epoch is counted.
+            self._progress.epoch, self._progress.step_in_epoch = self.position.epoch, 0
+            self.validation_pending = self.valid_every is None or self.valid_every.due(self._progress)
         if self.filling is not None and loop.get("filling") is not None:
             self.filling.load_state_dict(loop["filling"])
         saved = loop["source"]

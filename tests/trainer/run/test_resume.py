@@ -233,3 +233,17 @@ def test_a_validation_that_a_signal_prevented_is_made_up_for(hook, run, linear, 
     assert again.history == history.history
     assert same(whole, resumed)
     assert (resume / "best").read_text() == (tmp_path / "best" / "best").read_text()
+
+
+def test_a_snapshot_that_a_hook_saves_after_the_last_step_of_an_epoch(run, linear, cancer, same, tmp_path):
+    def save(trainer):
+        if trainer.state.progress.global_step == 20:
+            trainer.save(tmp_path)
+
+    options = {"valid_dataset": {name: column[:ROWS] for name, column in cancer.items()}, "sink_size": 1}
+    hook = LambdaCallback(on_train_step_end=save)
+    whole, history, trainer = run("arrays", tmp_path / "a", {}, network=linear(), callbacks=[hook], **options)
+    resumed, again, other = run("arrays", tmp_path / "b", {}, network=linear(1), resume=tmp_path, **options)
+    assert vars(other.state.progress) == vars(trainer.state.progress)
+    assert same(whole, resumed)
+    assert again.steps["val_auc"] == history.steps["val_auc"] == [10, 20, 30]
