@@ -143,13 +143,16 @@ class EarlyStopping(Patience):
         if self._weights is None:
             logger.warning("EarlyStopping: no weights restored: those of the best %s are not in memory", self.monitor)
             return
-        if self.best_step != trainer.state.progress.global_step:
+        average = trainer.builder.average  # the best weights may be averages, also those of the last step
+        if self.best_step != trainer.state.progress.global_step or average is not None:
             from mindspore import Tensor, ops
 
             for parameter in _parameters(trainer):
                 if parameter.name in self._weights:
                     # Use assign, because after set_data a compiled step with a branch would still use the old value.
                     ops.assign(parameter, Tensor(self._weights[parameter.name]))
+            if average is not None:
+                average.restart()
             if self._calibration is not None:
                 trainer.calibrator.load_state_dict(self._calibration)
             logger.info("EarlyStopping: restored the weights of step %s", self.best_step)

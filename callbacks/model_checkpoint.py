@@ -156,6 +156,8 @@ class ModelCheckpoint(Callback):
             trainer.load(self.root / best[0]["name"], weights_only=True, averaged=True)
             value = f"{self.monitor} {best[0]['value']:.6g}"
             logger.info("ModelCheckpoint: restored the weights of the best snapshot, %s (%s)", best[0]["name"], value)
+        else:
+            trainer.use_averaged_weights()  # a validation has measured the averages of `EMA` or `SWA`, if there are any
 
     def _measure(self, hook: str, trainer: Trainer) -> None:
         if self.watched is not None and self.watched.hook(trainer) == hook:

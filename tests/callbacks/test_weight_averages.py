@@ -198,3 +198,38 @@ def test_an_exported_model_has_the_averages(tmp_path):
         averaged = trainer.predict(rows)
     np.testing.assert_allclose(answers, averaged, rtol=1e-5, atol=1e-6)
     assert np.abs(answers - trainer.predict(rows)).max() > 1e-3
+
+
+@pytest.mark.long(but=["min-False", "max-True"])
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_the_best_averages_are_those_that_are_tested_and_published(mode, replace, tmp_path):
+    """What is best may be the last: the weights are then those of the training, and not what was measured."""
+    trainer = make(run_dir=tmp_path)
+    best = ModelCheckpoint(monitor="val_loss", mode=mode, restore_best=True)
+    history = fit(trainer, EMA(0.9, replace_at_end=replace), best, Publish(), valid_dataset=DATA, epochs=2)
+    values = history.history["val_loss"]
+    measured = {"min": min, "max": max}[mode](values)
+    assert (measured == values[-1]) == (mode == "min")
+    served = ServedModel(tmp_path / "published").predict(DATA["x"])
+    assert np.square(served - DATA["y"]).mean() == pytest.approx(measured, rel=1e-5)
+    assert trainer.evaluate(DATA, batch_size=4)["loss"] == pytest.approx(measured, rel=1e-6)
+    with trainer.averaged_weights():
+        assert trainer.evaluate(DATA, batch_size=4)["loss"] == pytest.approx(measured, rel=1e-6)
+
+
+def test_early_stopping_ends_with_averages_that_were_best_at_the_last_step():
+    trainer = make()
+    stopping = EarlyStopping("val_loss", patience=9, restore_best=True)
+    fit(trainer, EMA(0.9), stopping, valid_dataset=DATA)
+    assert stopping.best_step == trainer.state.progress.global_step
+    assert trainer.evaluate(DATA, batch_size=4)["loss"] == pytest.approx(stopping.best, rel=1e-6)
+
+
+def test_weights_that_are_loaded_are_averaged_anew(averaged):
+    _, _, folder = averaged
+    trainer = make()
+    fit(trainer, EMA(0.9))
+    trainer.load(folder / "checkpoints", weights_only=True)
+    for name, value in weights(trainer).items():
+        np.testing.assert_array_equal(averages(trainer)[name], value, err_msg=name)

@@ -78,6 +78,12 @@ class WeightAverage(nn.Cell, Stateful):
             self._put(kept)
             self._applied = False
 
+    def restart(self) -> None:
+        """Begin anew: the averages take the values of the weights."""
+        for source, average in zip(self.sources, self.averages, strict=True):
+            overwrite(average, source.asnumpy())
+        overwrite(self.updates, np.array(0, np.int32))
+
     def replace_weights(self) -> None:
         """Replace the weights by their averages permanently."""
         self._put(average.asnumpy() for average in self.averages)

@@ -304,6 +304,8 @@ def train(
         broadcast_parameters(trainer.group, list(trained.values()))
         if options.halt:
             trainer.builder.forget_fatal_steps()
+        if trainer.builder.average is not None and not int(trainer.builder.average.updates.asnumpy()):
+            trainer.builder.average.restart()  # the weights may have been restored, or received, since it was made
         before_first_step()
         if not cursor.position.micro_batches:
             trainer.builder.accumulation.clear()  # discard the sums of a training that stopped between two updates

@@ -148,6 +148,8 @@ class TrainerBase(TrainedNetwork):
         with self.group.inside("load"):
             path = local_snapshot(path, self.group) or path
             snapshot = self.saver.load(path, strict=strict, weights_only=weights_only, averaged=averaged)
+        if self.builder.average is not None and (weights_only or snapshot is None):
+            self.builder.average.restart()  # the averages of other weights are those of another training
         if snapshot is not None and not weights_only:
             loop.report_restored(self, snapshot.path)
 
@@ -177,6 +179,8 @@ class TrainerBase(TrainedNetwork):
 
         path = local_snapshot(path, self.group) or path
         init_from(self.snapshot_content(), self.features, path, parameter_map, strict=strict)
+        if self.builder.average is not None:
+            self.builder.average.restart()
 
     def rollback(self) -> None:
         """Restore weights, optimizer and step state from the latest snapshot of this run."""
