@@ -246,6 +246,17 @@ def test_evaluate_and_predict_use_the_weights_of_the_run(finished, capsys):
     assert "data: has no dataset 'vald'; it has test, valid, train" in capsys.readouterr().err
 
 
+def test_fit_tests_the_averages_that_evaluate_reads_from_the_run(project, capsys):
+    text = CONFIG.replace("experiment: tumours", "experiment: averaged")
+    average = "callbacks:\n  - {class_path: callbacks.EMA, init_args: {decay: 0.99}}\n"
+    (project / "configs" / "averaged.yaml").write_text(text.replace("callbacks:\n", average))
+    assert main(["fit", "configs/averaged.yaml"]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", "runs/averaged", "--checkpoint", "last"]) == 0
+    recorded = Run.read("runs/averaged").metrics["results"]["test_loss"]
+    assert f"{recorded:.6g}" in capsys.readouterr().out
+
+
 def test_check_runs_nothing(project, monkeypatch, capsys):
     (project / "explosive_of_the_cli_test.py").write_text(
         "class Net:\n    pass\ndef data(part: str):\n    raise AssertionError('check must not read data')\n"

@@ -151,19 +151,20 @@ def _train_in(
         results = _last_values(trainer)
         outcome = _outcome(trainer, command, (seconds_before, time.monotonic() - start_time), results)
         _write_results(run_dir, trainer, outcome)
-    if "test" in datasets:
-        test = evaluate_on(experiment, "test")
-        results.update({f"test_{name}": value for name, value in test.items()})
-        outcome["drift"] = _drift(experiment, "test")
-        run_folder.write_json(run_dir / run_folder.METRICS, outcome)
-    if baseline is not None:
-        outcome["baseline"] = baseline.compare(trainer)
-        run_folder.write_json(run_dir / run_folder.METRICS, outcome)
-    if experiment.report is not None:
-        report = experiment.report(trainer, run_dir)
-        if isinstance(report, Mapping):
-            outcome["report"] = report
+    with trainer.averaged_weights():  # those of EMA or SWA, as in a validation and in `trainer evaluate`
+        if "test" in datasets:
+            test = evaluate_on(experiment, "test")
+            results.update({f"test_{name}": value for name, value in test.items()})
+            outcome["drift"] = _drift(experiment, "test")
             run_folder.write_json(run_dir / run_folder.METRICS, outcome)
+        if baseline is not None:
+            outcome["baseline"] = baseline.compare(trainer)
+            run_folder.write_json(run_dir / run_folder.METRICS, outcome)
+        if experiment.report is not None:
+            report = experiment.report(trainer, run_dir)
+            if isinstance(report, Mapping):
+                outcome["report"] = report
+                run_folder.write_json(run_dir / run_folder.METRICS, outcome)
     return run_dir
 
 
