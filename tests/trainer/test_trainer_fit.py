@@ -10,7 +10,7 @@ import pytest
 from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from trainer import Callback, Every, TerminateOnNaN, Trainer
+from trainer import Callback, Every, LambdaCallback, TerminateOnNaN, Trainer
 from trainer.errors import ConfigurationError, DataError, GraphError
 
 RATE = 0.5
@@ -138,6 +138,19 @@ class TestRefused:
         with pytest.raises(ConfigurationError, match="busy with fit; one run at a time"):
             fit(trainer, batches(64, 1), callbacks=Again())
         assert trainer.state.phase == "idle"
+
+    def test_a_refused_run_changes_nothing_of_the_one_that_goes_on(self, linear, batches):
+        def again(trainer):
+            for verb in (trainer.fit, trainer.online_train):
+                with pytest.raises(ConfigurationError, match="busy with fit; one run at a time"):
+                    verb(batches(64, 1))
+            steps.append(trainer.state.progress.step_in_epoch)
+
+        steps = []
+        network = linear()
+        trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), RATE))
+        fit(trainer, batches(64), callbacks=LambdaCallback(on_train_step_end=again), sink_size=1)
+        assert steps == list(range(1, 10))
 
     def test_a_loss_of_one_value_a_row(self, linear, batches):
         network = linear()

@@ -32,7 +32,7 @@ from ..state import Phase, Stateful, StepOutputs
 from ..streams import Sharing
 from . import declared_features
 from .calibrating import check_online
-from .call import call, make_callbacks
+from .call import call, check_idle, make_callbacks
 from .cursor import Cursor
 from .feeds import run_options, step_marks, training_feed
 from .job_checks import check_stream
@@ -223,6 +223,7 @@ def online_train(
     checks.whole("batch_size", batch_size, optional=True)
     checks.number("idle_timeout", idle_timeout, minimum=0, optional=True, what="seconds")
     checks.number("flush_after", flush_after, minimum=0, what="seconds")
+    check_idle(trainer)
     window = Window(rows=window) if isinstance(window, int) else window or DEFAULT_WINDOW
     if skip_non_finite:
         callbacks = _with_guard(callbacks)

@@ -57,6 +57,7 @@ def fit(
             "`trainer.Model` takes the arguments of mindspore.Model.fit in its order"
         )
     checks.epochs(epochs)
+    check_idle(trainer)  # now, because what follows changes the counters of a run that is going on
     callbacks = trial.callbacks(callbacks)
     if trial.steps is not None:
         epochs, resume, valid_every = 1, None, None
