@@ -50,6 +50,7 @@ class LRFinder(Callback):
         self.rates: list[float] = []
         self.losses: list[float] = []
         self.suggestion: float | None = None
+        self._initial: list[tuple[Parameter, np.ndarray]] = []
 
     def setup(self, trainer: Trainer) -> None:
         if trainer.tables is not None:
@@ -63,7 +64,7 @@ class LRFinder(Callback):
 
         cells = [trainer.network, trainer.optimizer]
         parameters = {id(p): p for cell in cells if cell is not None for p in nn.Cell.get_parameters(cell)}
-        self._initial: list[tuple[Parameter, np.ndarray]] = [(p, p.asnumpy().copy()) for p in parameters.values()]
+        self._initial = [(p, p.asnumpy().copy()) for p in parameters.values()]
         self._rate = trainer.learning_rate
         self.rates, self.losses, self.suggestion = [], [], None
         self._mean = 0.0
@@ -86,15 +87,23 @@ class LRFinder(Callback):
 
     def on_train_end(self, trainer: Trainer) -> None:
         import numpy as np
-        from mindspore import Tensor, ops
 
         used = slice(IGNORED_POINTS, -IGNORED_POINTS)
         if len(self.losses) > 2 * IGNORED_POINTS + 1:
             slopes = np.gradient(np.array(self.losses), np.log(self.rates))[used]
             best = int(np.nanargmin(slopes)) if np.isfinite(slopes).any() else 0
             self.suggestion = self.rates[IGNORED_POINTS + best] if slopes[best] < 0 else None
-        for parameter, value in self._initial:
+        self._restore(trainer)
+
+    def teardown(self, trainer: Trainer) -> None:
+        """Restore weights and optimizer state after an exception too."""
+        self._restore(trainer)
+
+    def _restore(self, trainer: Trainer) -> None:
+        from mindspore import Tensor, ops
+
+        initial, self._initial = self._initial, []
+        for parameter, value in initial:
             ops.assign(parameter, Tensor(value, parameter.dtype))
-        self._initial = []
-        if self._rate is not None:
+        if initial and self._rate is not None:
             trainer.learning_rate = self._rate

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from mindspore import nn
 
-from callbacks import DeviceStats, JSONLinesLogger, LRFinder
+from callbacks import DeviceStats, JSONLinesLogger, LambdaCallback, LRFinder
 from trainer import Trainer
 from trainer.embedding import Embedding
 from trainer.errors import ConfigurationError
@@ -42,6 +42,21 @@ def test_the_learning_rate_finder_suggests_a_rate_that_trains_and_puts_everythin
     trainer.learning_rate = finder.suggestion
     losses = trainer.fit(cancer["train"], epochs=3, batch_size=64, callbacks=[]).history["loss"]
     assert losses[-1] < losses[0] < 0.6
+
+
+def test_the_learning_rate_finder_puts_everything_back_after_an_error_too(cancer):
+    def fail(trainer):
+        if trainer.state.progress.global_step == 20:
+            raise OSError("the disk is gone")
+
+    network = nn.Dense(30, 1)
+    first = network.weight.asnumpy().copy()
+    trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.125))
+    callbacks = [LRFinder(1e-4, 1e3, steps=60), LambdaCallback(on_train_step_end=fail)]
+    with pytest.raises(OSError, match="the disk is gone"):
+        trainer.fit(cancer["train"], epochs=100, batch_size=64, sink_size=1, callbacks=callbacks)
+    np.testing.assert_array_equal(network.weight.asnumpy(), first)
+    assert trainer.learning_rate == pytest.approx(0.125)
 
 
 def test_rows_of_tables_could_not_be_put_back(cancer):
