@@ -128,6 +128,7 @@ class EarlyStopping(Patience):
         progress = trainer.state.progress
         # `progress.epoch` counts finished epochs: after the last step of an epoch it is one more than its index.
         epoch = progress.epoch if progress.step_in_epoch else progress.epoch - 1
+        epoch += trainer.state.first_epoch - trainer.base["epoch"]  # counted from where the call began, as in Keras
         if not self.start_from_epoch or epoch >= self.start_from_epoch:
             super()._measure(hook, trainer)
 

@@ -51,6 +51,13 @@ def test_options_of_keras_and_lightning_mean_what_they_mean_there(fit, values, o
     assert trainer.state.progress.epoch == epochs
 
 
+def test_the_epochs_to_start_from_are_those_of_the_call(fit):
+    fit(LambdaCallback(), epochs=3)
+    stopping = EarlyStopping("val_auc", patience=1, start_from_epoch=2)
+    trainer = fit(feed([0.9, 0.1, 0.1, 0.2, 0.1]), stopping, epochs=5, fresh=False)
+    assert trainer.state.progress.epoch == 3 + 5
+
+
 def test_a_stream_has_no_epochs_to_start_from():
     with pytest.raises(ConfigurationError, match="which has no epochs"):
         EarlyStopping("window_auc", start_from_epoch=2)
