@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from mindspore import nn
 
 from ..data.chunk import Chunk
 from ..data.feed import Feed
@@ -299,7 +300,7 @@ def train(
         check_settings(trainer, feed.source, {"epochs": epochs, "max_steps": max_steps})
         trainer.group.connect()  # required before the first graph that sums over processes
         warn_of_own_statistics(trainer.network, trainer.group)
-        cells = [cell for cell in (trainer.network, trainer.optimizer) if cell is not None]
+        cells = [cell for cell in (trainer.network, trainer.loss_fn, trainer.optimizer) if isinstance(cell, nn.Cell)]
         trained = {id(parameter): parameter for cell in cells for parameter in parameters_of(cell)}  # no duplicates
         broadcast_parameters(trainer.group, list(trained.values()))
         if options.halt:

@@ -10,8 +10,9 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
+import mindspore as ms
 import numpy as np
-from mindspore import Tensor, amp, nn
+from mindspore import Parameter, Tensor, amp, nn
 
 from callbacks import Callback, ModelCheckpoint, SkipNonFinite
 from tests.trainer.distributed import jobs
@@ -37,6 +38,19 @@ def make_network(seed=0, *, norm=False):
         if "gamma" not in parameter.name:
             parameter.set_data(Tensor(rng.normal(0, 0.3, parameter.shape).astype(np.float32)))
     return network
+
+
+class Scaled(nn.Cell):
+    """A loss that learns a parameter of its own, which begins with another value on each rank."""
+
+    denominator = "rows"
+
+    def __init__(self, scale):
+        super().__init__()
+        self.scale, self.loss = Parameter(Tensor([scale], ms.float32), name="scale"), nn.BCEWithLogitsLoss()
+
+    def construct(self, prediction, label):
+        return self.loss(prediction * self.scale, label)
 
 
 class Losses(Callback):
@@ -129,6 +143,10 @@ def main(folder):
     checkpoint = ModelCheckpoint(f"{folder}/snapshots_{size}", every=4)
     run.fit("normed", trainer, sink_size=1, stop_at=5 if rank == size - 1 else None, callbacks=[checkpoint])
     run.found["normed/predictions"] = trainer.predict({"x": x}, batch_size=85)
+    network, loss = make_network(), Scaled(1.0 + rank)
+    learned = nn.SGD([*network.trainable_params(), *loss.trainable_params()], 0.1)
+    run.fit("learned loss", Trainer(network, loss, learned), epochs=1)
+    run.found["learned loss/parameters/of the loss"] = loss.scale.asnumpy().copy()
     boosted = run.build(boost_level="O2", boost_config={"gradient_freezing": False})
     run.fit("adasum", boosted, {"x": x[:256], "y": y[:256]}, batch_size=each, epochs=1, sink_size=1)
     np.savez(f"{folder}/found_{size}_{rank}.npz", **run.found)

@@ -15,7 +15,7 @@ def of(found, name):
     return {key.removeprefix(name): value for key, value in found.items() if key.startswith(name)}
 
 
-CASES = ["accumulated", "overflow", "batches"]
+CASES = ["accumulated", "overflow", "batches", "learned loss"]
 
 
 @pytest.mark.parametrize("name", CASES)
