@@ -101,9 +101,11 @@ class Logger(Callback):
         due = self._due(trainer)
         if due:
             outputs = trainer.state.outputs
-            steps = outputs.chunk.num_steps  # number of optimizer steps; `losses` has one value per micro-batch
-            first = trainer.state.progress.global_step - steps + 1
-            losses = [float(part.mean()) for part in np.array_split(outputs.losses, max(steps, 1))]
+            first = trainer.state.progress.global_step - outputs.chunk.num_steps + 1
+            # `losses` has one value per micro-batch; the last step of an epoch may have fewer of them than the others.
+            begun = outputs.chunk.start.micro_batches
+            ends = range(trainer.accumulate - begun, len(outputs.losses), trainer.accumulate)
+            losses = [float(part.mean()) for part in np.split(outputs.losses, ends)]
             for step in due[:-1]:
                 self.log_metrics({"train/loss": losses[step - first]}, step)
             self._log_training(trainer, losses[due[-1] - first], due[-1])

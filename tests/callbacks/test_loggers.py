@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mindspore import nn
 
 from callbacks import (
     CSVLogger,
@@ -20,6 +21,7 @@ from callbacks import (
     WandbLogger,
 )
 from callbacks.loggers.mlflow import mlflow_name
+from trainer import Trainer
 from trainer.errors import ConfigurationError
 
 from .test_tensorboard import read
@@ -57,6 +59,20 @@ def test_several_loggers_of_one_run_hold_the_same_values(fit, tmp_path):
     assert results["best_val_auc"] == max(auc.values())
     assert events["hparam/best_val_auc"][16] == pytest.approx(max(auc.values()))
     assert [line["snapshot"] for line in lines if "snapshot" in line][-1].endswith("step_00000016")
+
+
+def test_the_loss_of_a_step_is_that_of_its_own_micro_batches(tmp_path):
+    """13 micro-batches in calls of two steps: the last call has one step of four and one of one."""
+    seen = []
+    note = LambdaCallback(on_train_step_end=lambda trainer: seen.extend(trainer.state.outputs.losses.tolist()))
+    x = np.random.default_rng(0).normal(size=(52, 4)).astype(np.float32)
+    network = nn.Dense(4, 1)
+    trainer = Trainer(
+        network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.01), gradient_accumulation_steps=4, run_dir=tmp_path
+    )
+    trainer.fit((x, x[:, :1]), batch_size=4, sink_size=2, callbacks=[JSONLinesLogger(), note])
+    logged = [line["train/loss"] for line in lines_of(tmp_path) if "train/loss" in line]
+    assert logged == pytest.approx([np.mean(seen[first : first + 4]) for first in range(0, 13, 4)])
 
 
 def test_a_resumed_run_drops_what_was_logged_after_its_snapshot(fit, tmp_path):
