@@ -28,6 +28,14 @@ def test_without_a_terminal_there_is_one_line_per_epoch(fit, capsys):
     assert len(lines[1]) <= 80
 
 
+def test_an_epoch_that_did_not_end_is_not_shown_with_the_loss_of_the_one_before(fit, capsys):
+    fit(ProgressBar(refresh_seconds=0), epochs=2, max_steps=11, valid=False)
+    first, last = capsys.readouterr().err.splitlines()
+    assert ", loss " in first
+    assert last.startswith("epoch 2/2: 3 steps")
+    assert "loss" not in last
+
+
 def test_on_a_terminal_a_bar_shows_steps_loss_and_speed(fit, monkeypatch):
     terminal = Terminal()
     monkeypatch.setenv("COLUMNS", "140")

@@ -143,6 +143,7 @@ class Run:
 
     def begin_epoch(self) -> None:
         """Clear the losses and waiting times of the previous epoch."""
+        self.trainer.state.train_loss = None
         self.cursor.meter.clear()
         if self.trainer.tasks is not None:
             self.trainer.tasks.read_losses()  # discard losses of an epoch that an earlier call did not finish
