@@ -150,7 +150,7 @@ class Trainer(MindSporeVerbs):
             valid_sharded: the same for `valid_dataset`.
             valid_on_start: whether to validate before the first step too, except in a resumed run. The initial weights
                 then count for `EarlyStopping`, and `ModelCheckpoint(monitor=...)` keeps them if they are best.
-            max_steps: maximum number of optimizer steps of this call.
+            max_steps: maximum number of optimizer steps of this call; with `resume`, of the resumed call in all.
             resume: a snapshot, a folder of snapshots or a run folder to resume from, or the URL of its mirror. "auto"
                 resumes from the latest snapshot if there is one, else starts from the beginning.
             max_time: maximum wall time of this call: seconds, a `timedelta`, or text "HH:MM:SS", "DD:HH:MM:SS".
@@ -242,7 +242,7 @@ class Trainer(MindSporeVerbs):
             sink_size: steps per call; -1 is refused, as in MindSpore Rec.
             batch_size: rows per batch; None: 1024, or the batches of the iterable as they are.
             window: when metric windows close: a `Window`, or a number of rows. None: every 10,000 rows.
-            max_steps: maximum number of optimizer steps of this call.
+            max_steps: maximum number of optimizer steps of this call; with `resume`, of the resumed call in all.
             idle_timeout: end the run after this many seconds without a row.
             flush_after: after this many seconds without a row, train the complete batches without waiting for
                 `sink_size` batches. With several processes, this is also the time that they wait for a process that has
