@@ -201,8 +201,7 @@ class _ResumeRecord(Callback):
 
     def on_train_begin(self, trainer: Trainer) -> None:
         """Add an entry to ``resumes.json``."""
-        if (snapshot := trainer.state.snapshot) is not None:
-            run_folder.record_resume(self._config.run_dir, self._config, snapshot, self._seconds)
+        run_folder.record_resume(self._config.run_dir, self._config, trainer.state.snapshot, self._seconds)
 
 
 def _last_values(trainer: Trainer) -> dict[str, Any]:
