@@ -396,6 +396,22 @@ def test_a_function_given_by_name_is_looked_up_before_anything_runs(project, cap
     assert "data.stream.init_args.source: received 'tumours_of_the_cli_test.streem'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["export", "--item-id", "id"], "export --item-id names a column of --items FILE, which is not given"),
+        (["export", "--user-id", "id"], "export --user-id names a column of --users FILE, which is not given"),
+        (["export", "--publish", "p", "--output", "o"], "export --output cannot be combined with --publish"),
+        (["export", "--publish", "p", "--no-onnx"], "export --no-onnx cannot be combined with --publish"),
+        (["features", "--to", "folder"], "features --to needs --fit"),
+        (["features", "--engine", "ray"], "features --engine needs --fit"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(arguments, message, capsys):
+    assert main([*arguments, "configs/tumours.yaml"]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_wrong_command_line_is_a_number_not_an_exit(capsys):
     assert main(["ft"]) == 2
     assert "did you mean 'fit'?" in capsys.readouterr().err

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from trainer.experiment.runs.compare import compare
+from trainer.experiment.runs.compare import compare, list_runs
 
 
 @pytest.fixture
@@ -49,3 +49,11 @@ def test_a_cost_that_is_not_finite_is_unknown(folders, monkeypatch):
     (folders[1] / "metrics.json").write_text(json.dumps(metrics))
     (row,) = [line.split() for line in compare(*folders).splitlines() if line.startswith("cost of shuffling city")]
     assert row[-1] == "unknown"
+
+
+def test_a_configuration_of_other_software_among_the_runs_is_passed_over(folders, tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name / "versions.json").write_text(json.dumps({"command": "fit"}))
+    (tmp_path / "chart").mkdir()
+    (tmp_path / "chart" / "config.yaml").write_text("a: 1\n---\nb: 2\n")
+    assert [line.split()[0] for line in list_runs(tmp_path).splitlines()[2:]] == [str(folders[1]), str(folders[0])]

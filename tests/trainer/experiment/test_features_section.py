@@ -65,3 +65,8 @@ def test_a_mistake_is_named_at_its_line(config, old, new, line, path, message):
     assert problem.path == path
     assert message in problem.message
     assert str(problem.location).endswith(f":{line}") or f":{line}:" in str(problem.location)
+
+
+def test_a_file_of_rows_without_declared_columns_says_what_is_missing(config):
+    with pytest.raises(ConfigErrors, match=r"data.train: received 'rows.csv' .*; a file of raw rows needs the section"):
+        load_config(config, ["features=null", "network=mindspore.nn.Flatten"])

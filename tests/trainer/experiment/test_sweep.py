@@ -121,6 +121,7 @@ def test_a_sweep_that_was_killed_goes_on_where_it_was(config, tmp_path, capsys, 
         (["--vary", f"{RATE}=0.1,1", "--prune"], "prune works with search 'optuna'"),
         ([], "needs values to vary"),
         (["--vary", f"{RATE}=x,0.2"], "x"),
+        (["--vary", "seed=1", "--vary", "seed=2"], "all values of a setting at once; received seed twice"),
     ],
 )
 def test_what_cannot_work_is_reported_before_the_first_trial(config, tmp_path, capsys, arguments, message):

@@ -153,6 +153,7 @@ def predict(args: argparse.Namespace) -> None:
 
 def export(args: argparse.Namespace) -> None:
     """Write a trained network for other programs."""
+    export_command.check_arguments(args)
     with _trained_network(args) as applied:
         export_command.run(args, *applied)
 

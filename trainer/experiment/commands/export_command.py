@@ -41,6 +41,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add(f"--{name[:-1]}-id", metavar="COLUMN", help=f"column of --{name} that names them; default: the first one")
 
 
+def check_arguments(args: argparse.Namespace) -> None:
+    """Raise ConfigurationError if an option would be ignored."""
+    for name in ("item", "user"):
+        if getattr(args, f"{name}_id") is not None and getattr(args, f"{name}s") is None:
+            raise ConfigurationError(f"trainer export --{name}-id names a column of --{name}s FILE, which is not given")
+    for option, given in (("--output", args.output is not None), ("--no-onnx", args.no_onnx)):
+        if given and args.publish is not None:
+            raise ConfigurationError(f"trainer export {option} cannot be combined with --publish, which only publishes")
+
+
 def run(args: argparse.Namespace, config: ExperimentConfig, run_dir: Path, checkpoint: Path) -> None:
     """Export a snapshot, and print the files written.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         names = ("monitor", "search", "trials", "mode", "prune", "processes", "seed", "overrides")
         options: dict[str, Any] = {name: getattr(args, name) for name in names}
         command = "online" if args.online else "fit"
-        trials = sweep(args.config, dict(map(_parse_variation, args.vary)), folder=folder, command=command, **options)
+        trials = sweep(args.config, _variations(args.vary), folder=folder, command=command, **options)
     plan = read_plan(folder)
     rows = [["trial", "state", *plan.vary, plan.monitor]]
     for trial in trials:
@@ -91,6 +92,16 @@ def _check_resumed(args: argparse.Namespace) -> None:
             f"trainer sweep --resume {args.resume} continues the sweep as it began, and takes only --processes; "
             f"received {', '.join(given)}. To change it, begin another: trainer sweep CONFIG ... --output FOLDER"
         )
+
+
+def _variations(texts: Sequence[str]) -> dict[str, Any]:
+    """Return the values of each --vary by path."""
+    variations: dict[str, Any] = {}
+    for path, values in map(_parse_variation, texts):
+        if path in variations:
+            raise ConfigurationError(f"--vary takes all values of a setting at once; received {path} twice")
+        variations[path] = values
+    return variations
 
 
 def _parse_variation(text: str) -> tuple[str, Any]:

@@ -85,7 +85,7 @@ def features_arguments(parser: argparse.ArgumentParser) -> None:
     add("--run", metavar="RUN", type=Path, help="run or snapshot that drift is measured from; default: the newest run")
     add("--fit", action="store_true", help="learn from all rows of data.train, or of --data, and write it to --to")
     add("--to", metavar="FOLDER", type=Path, help="--fit: a new folder, for features: {fitted: FOLDER}")
-    add("--engine", default="local", help="--fit: local (this process), or ray (Ray Data, over Parquet)")
+    add("--engine", help="--fit: local (this process), or ray (Ray Data, over Parquet)")
 
 
 def features(args: argparse.Namespace) -> None:
@@ -96,13 +96,16 @@ def features(args: argparse.Namespace) -> None:
 
     source = Path(args.config)
     whole("--rows", args.rows)
+    for option, value in (("--to", args.to), ("--engine", args.engine)):
+        if value is not None and not args.fit:
+            raise ConfigurationError(f"trainer features {option} needs --fit, which learns from the rows")
     for path in (args.data, args.run):
         if path is not None and not path.exists():
             raise ConfigurationError(f"no such file or folder: {path}")
     with run_folder.project_paths(source):
         config = load_config(source, args.overrides)
         if args.fit:
-            print(fit_features(config, args.data, args.to, args.engine))
+            print(fit_features(config, args.data, args.to, args.engine or "local"))
             return
         run = args.run or (source if source.is_dir() else run_folder.newest_run(config.run_dir))
         print(describe_features(config, run, args.data, args.rows))

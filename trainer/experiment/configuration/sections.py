@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -99,6 +100,8 @@ class RowSource(ObjectSection):
 
     def read(self, reader: Reader, value: Any, path: tuple[Any, ...]) -> ObjectSpec | None:
         named = isinstance(value, str) and (has_reference(value) or _is_row_path(value))
+        if named and not reader.has_features and os.path.exists(value):
+            return reader.refuse(path, "class_path and init_args; a file of raw rows needs the section features")
         if not reader.has_features or not named:
             return reader.object(value, path, self.section)
         if problem := wrong_reference(value):

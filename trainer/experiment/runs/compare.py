@@ -60,8 +60,9 @@ def compare(*folders: str | Path) -> str:
 def list_runs(folder: str | Path) -> str:
     """Return a table of the runs below a folder, newest first."""
     configs = sorted(Path(folder).rglob(run_folder.CONFIG), key=lambda path: path.stat().st_mtime, reverse=True)
-    # snapshots contain a configuration too, but no versions.json with a command
-    runs = [run for run in (Run.read(path.parent) for path in configs) if "command" in run.versions]
+    # snapshots and other software have such files too, but no versions.json with a command
+    folders = [path.parent for path in configs]
+    runs = [Run.read(path) for path in folders if "command" in run_folder.read_json_or(path / run_folder.VERSIONS, {})]
     if not runs:
         return f"no runs below {folder}"
     rows = [[str(run.path), *_summary(run)] for run in runs]
