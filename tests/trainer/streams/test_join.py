@@ -204,6 +204,22 @@ def test_what_cannot_be_joined_is_refused(logs):
         join(logs).seek({"join": [30, 0]})
 
 
+@pytest.mark.parametrize(
+    ("shown", "chosen", "label", "said"),
+    [
+        (([0, 1], [1.0, 2.0]), (["0", "1"], [1.0, 2.0]), 1.0, "'user' is text on one side of a join and numbers on"),
+        (([0, 1], [1.0, np.nan]), ([0, 1], [1.0, 2.0]), 1.0, "impressions of a join need 'event time' in each row"),
+        (([0, 1], [1.0, 2.0]), ([0, 1], [1.0, 2.0]), np.nan, "'label' of the outcomes of a join holds NaN"),
+    ],
+)
+def test_rows_that_would_become_negatives_or_wait_forever_are_refused(read, shown, chosen, label, said):
+    outcomes = {"user": np.array(chosen[0]), "ts": np.array(chosen[1]), "label": np.array([1.0, label])}
+    sides = stream(*shown, (2,)), IterableStream([outcomes], event_time="ts", rows="batch")
+    joined = DelayedLabelJoin(*sides, "user", WITHIN)
+    with pytest.raises(DataError, match=said):
+        read(joined)
+
+
 def test_late_rows_are_those_of_both_sides(tmp_path):
     """Streams that cannot tell count none."""
     sides, schema = [], Schema({"user": "int64", "ts": "float64"}, event_time="ts")

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ... import checks
-from ...errors import StreamError
+from ...errors import DataError, StreamError
 from ..base import BufferedStream, Stream
 from ..batch import Batch, Cursor, Position, Span, cursors_of
 from ..formats.schema import Schema
@@ -189,6 +189,8 @@ class DelayedLabelJoin(BufferedStream):
         batches = [batch for batch in (impressions, outcomes) if batch is not None]
         if not batches:
             return False
+        if {side.has_text_keys for side in self._sides} == {True, False}:
+            raise DataError(f"column {self.key!r} is text on one side of a join and numbers on the other: none match")
         clock = np.concatenate([impression_clock, outcome_clock])
         impression_count = len(impression_clock)
         order = np.lexsort((np.arange(len(clock)) >= impression_count, clock))
@@ -199,7 +201,12 @@ class DelayedLabelJoin(BufferedStream):
             self._rows.add(self._round, impressions.columns, np.asarray(impressions.event_time))
         values = [1.0] * len(times)
         if outcomes is not None and self.label in outcomes.columns:
-            values[impression_count:] = outcomes.columns[self.label].astype(float).tolist()
+            labels = outcomes.columns[self.label].astype(float)
+            if not np.isfinite(labels).all():
+                raise DataError(
+                    f"column {self.label!r} of the outcomes of a join holds NaN or infinity: drop such rows"
+                )
+            values[impression_count:] = labels.tolist()
         leaving: list[tuple[int, float]] = []  # numbers and labels of the impressions that leave the join
         clock = clock.tolist()
         for row in order.tolist():

@@ -37,6 +37,7 @@ class Side:
     def __init__(self, stream: Stream, name: str, key: str) -> None:
         self.stream, self.name, self.key = stream, name, key
         self.position: Position = {}
+        self.has_text_keys: bool | None = None  # None if unknown
         self.reset(float("-inf"))
 
     def reset(self, merged_until: float) -> None:
@@ -64,15 +65,18 @@ class Side:
         batch = self.stream.poll(_READ_ROWS, timeout)
         if batch is None:
             return
-        if batch.event_time is None or self.key not in batch.columns:
-            missing = "event time" if batch.event_time is None else self.key
-            raise DataError(f"the {self.name} of a join need {missing!r}; received columns {list(batch.columns)}")
+        times = np.array([np.nan]) if batch.event_time is None else batch.event_time
+        if self.key not in batch.columns or not np.isfinite(times).all():
+            missing = self.key if np.isfinite(times).all() else "event time"
+            raise DataError(f"the {self.name} of a join need {missing!r} in each row; received {list(batch.columns)}")
+        kind = batch.columns[self.key].dtype.kind
+        self.has_text_keys = None if kind == "O" else kind in "US"
         if self.stream.schema is None:  # a stream with a schema has removed such rows already
-            for reason in far_ahead(batch.event_time, self.stream.max_future).values():
+            for reason in far_ahead(times, self.stream.max_future).values():
                 raise DataError(f"the {self.name} of a join: {reason}; it would make waiting impressions negative")
         self.head = batch
         # The running maximum keeps the rows of a stream in their order, even if event times are out of order.
-        self.clock = np.maximum.accumulate(np.maximum(batch.event_time, self.merged_until))
+        self.clock = np.maximum.accumulate(np.maximum(times, self.merged_until))
         self.idle_since = None
 
     def bound(self, idle_timeout: float | None) -> float:
