@@ -21,6 +21,7 @@ from ..models.item_index import ItemIndex
 from ..models.next_item import NextItem
 from ..models.retrieval import Predicts, item_vectors
 from ..storage.cached_segments import local_files
+from ..streams.formats.coercion import as_text
 from ..streams.formats.ragged_column import Ragged
 from ..streams.formats.schema import Schema
 from ..streams.sources.whole_table import read_table
@@ -307,6 +308,8 @@ class _Filter:
         """Return a mask of the items that have the value, or any of several values."""
         passes = np.zeros(self.count, np.bool_)
         for value in accepted if isinstance(accepted, list | tuple) else [accepted]:
+            if self._is_text and isinstance(value, str | bool):
+                value = as_text(value)  # "true" and "false" in every spelling
             is_valid = isinstance(value, str) if self._is_text else isinstance(value, int | float)
             if not is_valid or isinstance(value, bool):
                 kind = "text" if self._is_text else "numbers"

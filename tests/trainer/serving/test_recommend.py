@@ -320,17 +320,16 @@ def test_times_and_lists_of_users_are_read_from_a_file_as_in_python(tmp_path, ca
         "seen": [f"{name}|i{n % 3}" for n, name in enumerate(names)],
     }
     root, file, output = tmp_path / "published", tmp_path / "users.csv", tmp_path / "items.jsonl"
-    trainer.fit(
-        {**users, "item": names},
-        epochs=9,
-        batch_size=8,
-        callbacks=[Publish(root, items={"item": names}, item_id="item")],
-    )
+    items = {"item": names, "fresh": [True, False] * 4}
+    publish = Publish(root, items=items, item_id="item", item_filters=["fresh"])
+    trainer.fit({**users, "item": names}, epochs=9, batch_size=8, callbacks=[publish])
     file.write_text("\n".join(",".join(map(str, row)) for row in [users, *zip(*users.values(), strict=True)]) + "\n")
     command = ["recommend", str(root), "--users", str(file), "-k", "5", "--without", "seen", "--output", str(output)]
     assert main(command) == 0, capsys.readouterr().err
     with ServedModel(root, follow=False) as model:
         expected = model.recommend(users, 5, without=[text.split("|") for text in users["seen"]])
+        for fresh in (True, "true", "True"):  # one value, as in the table of items
+            assert sorted(model.recommend({"user": "u0"}, 8, filter={"fresh": fresh}).ids[0]) == names[::2]
     lines = [json.loads(line) for line in output.read_text("utf-8").splitlines()]
     assert [line["item"] for line in lines] == np.concatenate(expected.ids).tolist()
     np.testing.assert_allclose([line["score"] for line in lines], np.concatenate(expected.scores), rtol=1e-6)
