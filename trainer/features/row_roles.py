@@ -77,7 +77,7 @@ def weight_column(name: str, read: Column | None) -> Column:
             f"Features(weight={name!r}): a feature reads this column as {read.dtype} {list(read.shape)}, and weights "
             "are numbers; give the weight its own column"
         )
-    return replace(read, default=None, minimum=0, allow_nan=False)
+    return replace(read, default=None, minimum=0, maximum=float(np.finfo(np.float32).max), allow_nan=False)
 
 
 def raw_columns(features: Iterable[Feature], event_time: Mapping[str, Column]) -> dict[str, Column]:

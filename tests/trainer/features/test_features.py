@@ -2,6 +2,7 @@
 
 import json
 import logging
+from decimal import Decimal
 
 import numpy as np
 import pandas as pd
@@ -201,3 +202,11 @@ def test_a_feature_reads_event_times_in_serving_as_in_training(times, options):
     assert features.transform({"ts": None})["ids"].tolist() == [[0, 0]]  # which a served row may lack
     with pytest.raises(ConfigurationError, match=r"event_time='ts'\): a feature reads this column as <U0"):
         Features([Categorical("ts")], label="y", event_time="ts", **options)
+
+
+def test_values_beyond_every_number_are_named_or_kept_as_text():
+    weighted = Features([Numeric("w")], label="y", weight="w")
+    rows = weighted.read({"w": [1e300, 1.0], "y": [0, 1]})
+    assert "takes finite float64 from 0 to 3.4" in rows.bad[0]
+    ids = Features([Categorical("c")]).transform({"c": [Decimal("Infinity"), float("inf"), Decimal(1)]})["ids"]
+    assert ids[0] == ids[1] != ids[2]

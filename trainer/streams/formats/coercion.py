@@ -129,6 +129,8 @@ def as_text(value: Any) -> str:
         return TRUTH_WORDS.get(value, value)
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, decimal.Decimal) and not value.is_finite():
+        value = float(value)
     if isinstance(value, float):
         return str(_exact_integer(value)) if value.is_integer() else repr(value)
     if isinstance(value, decimal.Decimal):
