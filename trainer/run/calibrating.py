@@ -128,11 +128,23 @@ def probabilities(trainer: TrainerBase, outputs: Any, chunk: Chunk, calibration:
         first, *rest = outputs if isinstance(outputs, tuple) else (outputs,)
         calibrated = calibration(first, ids_of_chunk(trainer.calibrator, chunk))
         return (calibrated, *rest) if rest else calibrated
-    named = outputs if isinstance(outputs, dict) else {}
-    parts = list(named.values()) or (list(outputs) if isinstance(outputs, tuple) else [outputs])
-    tasks, losses = ((), (trainer.loss_fn,)) if trainer.tasks is None else (trainer.tasks.tasks, trainer.tasks.losses)
-    for index, part in enumerate(parts):
-        loss = losses[index] if index < len(losses) else None
-        name = (list(named) or list(tasks))[index] if tasks and index < len(tasks) else ""
-        parts[index] = activate(meaning_of(loss, trainer.prediction_activations.get(name)).activation, part)
-    return dict(zip(named, parts, strict=True)) if named else tuple(parts) if len(parts) > 1 else parts[0]
+    tasks: tuple[str, ...] = ("",)
+    losses: Any = (trainer.loss_fn,)
+    if trainer.tasks is not None:
+        tasks, losses = trainer.tasks.tasks, trainer.tasks.losses
+    activations = {
+        task: meaning_of(loss, trainer.prediction_activations.get(task)).activation
+        for task, loss in zip(tasks, losses, strict=True)
+    }
+    if isinstance(outputs, dict):
+        names = tasks if trainer.tasks is not None else tuple(outputs)[:1]
+        of_name = dict(zip(names, activations.values(), strict=True))
+        return {name: activate(of_name.get(name), part) for name, part in outputs.items()}
+    if isinstance(outputs, tuple):
+        parts = zip(outputs, [*activations.values(), *[None] * len(outputs)], strict=False)
+        return tuple(activate(activation, part) for part, activation in parts)
+    if len(tasks) == 1:
+        return activate(activations[tasks[0]], outputs)
+    # a column for each task
+    columns = [activate(activations[task], outputs[:, [index]]) for index, task in enumerate(tasks)]
+    return np.concatenate(columns, axis=1)
