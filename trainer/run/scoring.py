@@ -59,7 +59,8 @@ class Scoring:
         self.window, self.label_count, self._loss_fn = window, label_count, loss_fn
         self._multi = loss_fn if isinstance(loss_fn, MultiTaskLoss) else None
         self._tasks: tuple[str, ...] = self._multi.tasks if self._multi is not None else ("",)
-        self._chosen = {name: metric for name, metric in chosen.items() if not isinstance(metric, Loss)}
+        # Copies, because an evaluation during the run clears the trainer's metrics.
+        self._chosen = {name: copy.deepcopy(metric) for name, metric in chosen.items() if not isinstance(metric, Loss)}
         unmergeable = [metric for metric in self._chosen.values() if not isinstance(metric, WindowMetric)]
         if unmergeable and processes > 1:
             raise ConfigurationError(
@@ -295,7 +296,7 @@ class Scoring:
         of_tasks = saved.get("tasks", {"": saved})
         for task, windows in self._windows.items():
             if task in of_tasks:
-                prefix = f"{task}/" if task else ""
+                prefix = f"{task}/" if "tasks" in saved else ""
                 task_arrays = {key[len(prefix) :]: array for key, array in arrays.items() if key.startswith(prefix)}
                 windows.load_state_dict({"json": of_tasks[task], "arrays": task_arrays})
 

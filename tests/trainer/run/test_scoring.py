@@ -6,6 +6,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import nn, ops
+from mindspore.train import MAE
 from sklearn.datasets import load_diabetes, load_digits
 from sklearn.metrics import (
     accuracy_score,
@@ -320,3 +321,18 @@ def test_slices_of_a_window_and_lag_can_be_monitored(diabetes):
     )
     assert told
     assert {f"lifetime_rmse/clinic={clinic}" for clinic in range(7)} <= set(trainer.state.window)
+
+
+def test_an_evaluation_during_a_window_leaves_its_metrics_alone(diabetes):
+    def windows(evaluates):
+        trainer, found = make(metrics={"mine": MAE()}, rate=0.0), []
+        other = {name: diabetes[name][:64] * 100 for name in ("features", "label")}
+        watching = LambdaCallback(
+            on_train_step_end=lambda t: t.evaluate(other, batch_size=64) if evaluates else None,
+            on_window_end=lambda t: found.append(t.state.window["window_mine"]),
+        )
+        rows = {name: diabetes[name][:640] for name in ("features", "label")}
+        trainer.online_train(ReplayStream(rows), [watching], batch_size=64, window=320)
+        return found
+
+    assert windows(evaluates=True) == windows(evaluates=False)

@@ -143,6 +143,8 @@ def test_the_same_rows_and_a_resumed_run_give_the_same_bits(tmp_path):
         limit = {} if resume else {"max_steps": 25}
         part.online_train(rows, window=WINDOW, callbacks=[saver], resume=resume and tmp_path / "b", **limit)
     assert part.fitted_calibration().to_json() == plain.fitted_calibration().to_json()
+    counted = [name for name in plain.state.window if name.split("_")[0] in ("window", "decayed", "lifetime")]
+    assert [part.state.window[name] for name in counted] == [plain.state.window[name] for name in counted]
     other = make_trainer()
     other.load(tmp_path / "b", weights_only=True)  # as `trainer predict` and `trainer export` do
     assert other.fitted_calibration().to_json() == plain.fitted_calibration().to_json()
