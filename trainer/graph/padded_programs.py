@@ -129,8 +129,12 @@ def _pad_chunk(chunk: Chunk, size: int, table_inputs: int, *, has_weights: bool)
     """Return a one-batch chunk padded to `size` rows; padding has the weight 0."""
     count = len(chunk.tensors) - table_inputs
     columns = padded_by_weight(tuple([c.asnumpy() for c in chunk.tensors[:count]]), size, has_weights=has_weights)
+    sparse = chunk.sparse
+    if sparse is not None:
+        sparse = dataclasses.replace(sparse, lengths=[size] * len(sparse.lengths))
     return dataclasses.replace(
         chunk,
+        sparse=sparse,
         tensors=(*map(to_tensor, columns), *chunk.tensors[count:]),
         signature=(*[(column.shape, column.dtype) for column in columns], *chunk.signature[count:]),
         is_padded=True,

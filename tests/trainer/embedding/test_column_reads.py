@@ -155,3 +155,22 @@ def test_a_cell_that_reads_twice_trains_by_both_reads():
             return total
 
     np.testing.assert_allclose(trained(TwiceInCells()), trained(TwiceInGroup()), atol=1e-6)
+
+
+class Independent(CellsOfColumns):
+    rows_are_independent = True
+
+
+def test_padded_batches_train_like_unpadded_ones():
+    sizes = (8, 6, 5, 7, 9, 3)  # those from the third on are padded
+
+    def rows_of(network):
+        trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.05))
+        ends = np.cumsum(sizes)
+        batches = [(*IDS[end - n : end].T, LABEL[end - n : end]) for n, end in zip(sizes, ends, strict=True)]
+        trainer.fit(batches, 2, callbacks=[])
+        ids = np.arange(9)
+        return np.stack([table.host_table().store.read(table.host_table().lookup(ids)) for table in network.tables])
+
+    plain, padded = rows_of(CellsOfColumns()), rows_of(Independent())
+    np.testing.assert_allclose(padded, plain, rtol=1e-5, atol=1e-7)
