@@ -115,7 +115,8 @@ class BPRLoss(nn.Cell):
         scores, same, own = scores_and_same(vectors, item)
         negatives = distinct_item_weights(same, rows) * (1 - same)
         losses = (negatives * ops.softplus(scores - ops.expand_dims(own, 1))).sum(axis=1)
-        return (rows * losses / ops.maximum(negatives.sum(axis=1), 1.0)).sum() / rows.sum()
+        losses = rows * losses / ops.maximum(negatives.sum(axis=1), 1.0)
+        return losses.sum() / ops.maximum(rows.sum(), 1.0)
 
     def _of_drawn(self, vectors, negatives, kept):
         width = negatives.shape[2]

@@ -51,4 +51,4 @@ class GBCE(nn.Cell):
         power = rate * (self.calibration * (1 - 1 / rate) + 1 / rate)
         # -log sigmoid(s) = log(1 + exp(-s)), -log(1 - sigmoid(s)) = log(1 + exp(s))
         losses = power * ops.softplus(-own) + (negatives * ops.softplus(scores)).sum(axis=1)
-        return (rows * losses / (count + 1)).sum() / rows.sum()
+        return (rows * losses / (count + 1)).sum() / ops.maximum(rows.sum(), 1.0)

@@ -79,10 +79,11 @@ class InBatchSoftmax(nn.Cell):
         users, items = vectors[:, : vectors.shape[1] // 2], vectors[:, vectors.shape[1] // 2 :]
         same = same_item(item)
         bias = 1e9 * (1 - rows)
+        weights = rows / ops.maximum(rows.sum(), 1.0)  # all histories of a batch may be empty
         if self.correction is not None:
-            share = ops.matmul(ops.expand_dims(rows / rows.sum(), 0), same).reshape(-1)
+            share = ops.matmul(ops.expand_dims(weights, 0), same).reshape(-1)
             bias = bias + (self._log_intervals(item) if self.is_running else ops.log(ops.maximum(share, 1e-12)))
-        return self.own_item(users * self.scale, items, same, ops.stop_gradient(bias), rows / rows.sum())[0]
+        return self.own_item(users * self.scale, items, same, ops.stop_gradient(bias), weights)[0]
 
     def _log_intervals(self, item):
         """Return log Q of each row's item; in training, update the estimate."""

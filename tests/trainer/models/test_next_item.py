@@ -257,3 +257,18 @@ def test_a_running_estimate_is_refused_where_the_items_are_known_by_their_places
 
 def test_the_models_are_known_by_name():
     assert [models.MODELS[name] for name in ("bpr", "sasrec", "hstu")] == ["BPR", "SASRec", "HSTU"]
+
+
+@pytest.mark.parametrize("loss", [InBatchSoftmax(0.5), GBCE(ITEMS), BPRLoss()], ids=lambda loss: type(loss).__name__)
+def test_a_batch_of_users_without_a_history_changes_no_weight(loss):
+    features = declared()
+    net = SASRec(features, dim=4, blocks=1, dropout=0.0)
+    trainer = train(net, loss, features, walks(32), 1)
+    before = {p.name: p.asnumpy().copy() for p in net.trainable_params()}
+    optimizer = trainer.optimizer
+    trainer.learning_rate = 0.0 * trainer.learning_rate
+    trainer.fit({"history": [[], [], []], "item": ["i1", "i2", "i3"]}, 1, batch_size=3, callbacks=[])
+    assert trainer.state.train_loss == 0
+    assert optimizer is trainer.optimizer
+    for parameter in net.trainable_params():
+        np.testing.assert_array_equal(parameter.asnumpy(), before[parameter.name])
