@@ -104,7 +104,14 @@ class StepBuilder:
         ignores = not is_multi_task or loss_fn.ignores_labels
         fits = self.label_count - columns.applies_weight == len(task_losses[0])
         self.class_range = (
-            ClassRangeCheck(*task_losses, ignores=ignores, after=int(columns.applies_weight)) if fits else None
+            ClassRangeCheck(
+                *task_losses,
+                ignores=ignores,
+                after=int(columns.applies_weight),
+                counted=loss_fn.rows if is_multi_task else None,
+            )
+            if fits
+            else None
         )
 
     @property

@@ -64,7 +64,7 @@ class InferencePrograms:
         run = self._calls.get(id(cell))  # the call keeps the cell alive, so the id stays unique
         if run is None:
             run = self._calls[id(cell)] = self._builder.make_call(cell)
-        if self._builder.class_range and cell is self._evaluate:
+        if self._builder.class_range and (cell is self._evaluate or chunk.is_padded):
             # a user's cell has no label cast that records the shapes to check
             compiles = self.eval_network is None and self._builder.compiled
             build = functools.partial(compile_for, chunk, cell, chunk.tensors, for_one_core=self._builder.for_one_core)
@@ -91,7 +91,7 @@ class InferencePrograms:
         `output` is the index of the network's output that is kept; a negative index keeps all outputs.
         """
         outputs = self.sample_outputs(sample)
-        if output < 0 and len(outputs) > 1:
+        if output < 0 and (len(outputs) > 1 or self._builder.forward.is_multi_task):
             return (sum(int(np.prod(part.shape[1:])) for part in outputs),)
         kept = outputs[output if len(outputs) > 1 else 0]
         rows = sample.batch_rows

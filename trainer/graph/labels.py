@@ -164,8 +164,8 @@ def _wanted_shapes(number, loss, labels, dtypes, prediction):
 
 
 def _differ_by_ones(label, prediction) -> bool:
-    """Return whether two shapes with several rows differ only by axes of length 1."""
-    if len(label) == len(prediction) or not label or not prediction or label[0] != prediction[0] or label[0] == 1:
+    """Return whether two shapes of as many rows differ only by axes of length 1."""
+    if len(label) == len(prediction) or not label or not prediction or label[0] != prediction[0]:
         return False
     return [n for n in label if n != 1] == [n for n in prediction if n != 1]
 
@@ -207,13 +207,22 @@ class ClassRangeCheck:
 
     MindSpore's losses accept them: `nn.CrossEntropyLoss` trains on -1 as if it were the last class, and a sparse
     `nn.SoftmaxCrossEntropyWithLogits` trains on numbers that are too high. Once an operator has raised an
-    error, MindSpore runs no other program in the process. `after` is the number of columns after the labels.
+    error, MindSpore runs no other program in the process. `after` is the number of columns after the labels. `counted`
+    returns for the label columns of several tasks each one's mask of rows that count, or None if all do.
     """
 
     def __init__(
-        self, losses: Sequence[Any], casts: Sequence[LabelCast], *, ignores: bool = True, after: int = 0
+        self,
+        losses: Sequence[Any],
+        casts: Sequence[LabelCast],
+        *,
+        ignores: bool = True,
+        after: int = 0,
+        counted: Callable[[Sequence[np.ndarray]], Sequence[np.ndarray | None]] | None = None,
     ) -> None:
         self.ignores = ignores  # whether labels may have a loss's `ignore_index`
+        self._counted = counted
+        self._labels = range(-len(losses) - after, -after)
         pairs = enumerate(zip(losses, casts, strict=True))
         self.columns = [(n - len(losses) - after, loss, cast) for n, (loss, cast) in pairs if _takes_classes(loss)]
         self._compiled = not self.columns
@@ -237,21 +246,27 @@ class ClassRangeCheck:
                 continue
             classes = prediction[min(1, len(prediction) - 1)]
             if labels.min() < 0 or labels.max() >= classes:
-                _refuse(chunk, column, loss, classes, self.ignores)
+                rows = None
+                if self._counted is not None:
+                    rows = self._counted([chunk.rows(index) for index in self._labels])[self._labels.index(column)]
+                _refuse(chunk, column, loss, classes, self.ignores, rows)
 
 
 def _takes_classes(loss: Any) -> bool:
     return type(loss) is nn.CrossEntropyLoss or (type(loss) is nn.SoftmaxCrossEntropyWithLogits and loss.sparse)
 
 
-def _refuse(chunk: Chunk, column: int, loss: nn.Cell, classes: int, ignores: bool) -> None:
-    labels = chunk.arrays[column]
+def _refuse(chunk: Chunk, column: int, loss: nn.Cell, classes: int, ignores: bool, counted: np.ndarray | None) -> None:
+    labels = chunk.rows(column)
     ignored = getattr(loss, "ignore_index", np.nan)
-    wrong = np.argwhere(((labels < 0) | (labels >= classes)) & (labels != (ignored if ignores else np.nan)))
+    is_wrong = ((labels < 0) | (labels >= classes)) & (labels != (ignored if ignores else np.nan))
+    if counted is not None:
+        is_wrong &= counted.reshape(-1, *[1] * (labels.ndim - 1))
+    wrong = np.argwhere(is_wrong)
     if not len(wrong):
         return
     first = tuple(wrong[0])
-    row = first[1] if chunk.stacked else first[0] if first else 0
+    row = first[0] % (len(labels) // chunk.num_batches) if first else 0
     raise DataError(
         f"column {chunk.names[column]!r}: class {labels[first]} in row {row} of the batch (rows: {len(wrong)}); "
         f"{type(loss).__name__} takes 0 to {classes - 1}, because the network returns {classes} values per "

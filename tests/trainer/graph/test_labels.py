@@ -198,3 +198,13 @@ def test_a_loss_of_one_prediction_says_so_to_a_network_of_several_outputs(loss):
     trainer = Trainer(network, loss(), nn.SGD(network.trainable_params(), 0.1))
     with pytest.raises(GraphError, match=f"{loss.__name__} takes one prediction, and the network returns several"):
         trainer.fit((X, X if loss is nn.MSELoss else STARS), callbacks=[], batch_size=4)
+
+
+@pytest.mark.parametrize("column", [True, False])
+def test_a_last_batch_of_one_row_gets_the_shape_of_the_prediction_too(column):
+    kind, labels = (Flat, LIKED[:, :1]) if column else (nn.Dense, LIKED[:, 0])
+    network = kind(3, 1, weight_init=mindspore.Tensor(np.ones((1, 3), np.float32)), bias_init="zeros")
+    trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.0))
+    trainer.fit((X[:5], labels[:5]), 1, callbacks=[], batch_size=4, shuffle=False)
+    logits, wanted = X[:5].sum(axis=1), LIKED[:5, 0]
+    assert trainer.state.train_loss == pytest.approx(np.mean(np.log1p(np.exp(logits)) - wanted * logits), rel=1e-5)

@@ -459,3 +459,53 @@ class TestEvaluationsOfManySizes:
         assert caplog.text.count("evaluate: every number of rows") == 1
         assert "9, 5, 7 so far, because" in caplog.text
         assert told in caplog.text
+
+
+class WithState(nn.Cell):
+    """A logit, and numbers that are none."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(30, 1)
+
+    def construct(self, x):
+        logit = self.dense(x)
+        return logit, 3 * logit
+
+
+class OfFirst(nn.Cell):
+    def construct(self, outputs, label):
+        return ops.square(outputs[0] - label).mean()
+
+
+def test_a_declared_activation_is_of_the_first_output(cancer):
+    network = WithState()
+    optimizer = nn.SGD(network.trainable_params(), 0.1)
+    trainer = Trainer(network, OfFirst(), optimizer, prediction_activation="sigmoid")
+    logit, state = trainer.predict(cancer["x"][:8])
+    probability, unchanged = trainer.predict(cancer["x"][:8], output="probability")
+    np.testing.assert_allclose(probability, 1 / (1 + np.exp(-logit)), rtol=1e-5)
+    np.testing.assert_array_equal(unchanged, state)
+
+
+class Classes(nn.Cell):
+    rows_are_independent = True
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(30, 3)
+
+    def construct(self, x):
+        return self.dense(x)
+
+
+def test_a_class_out_of_range_is_named_in_a_padded_evaluation_too(cancer):
+    network = Classes()
+    trainer = Trainer(network, nn.CrossEntropyLoss(), nn.SGD(network.trainable_params(), 0.1))
+    classes = np.zeros(40, np.int32)
+    for rows in (40, 30, 20):
+        assert trainer.evaluate((cancer["x"][:rows], classes[:rows]), batch_size=rows)["loss"] > 0
+    for wrong in (-1, 3):
+        classes[4] = wrong
+        with pytest.raises(DataError, match=f"class {wrong} in row 4 of the batch"):
+            trainer.evaluate((cancer["x"][:20], classes[:20]), batch_size=20)

@@ -238,3 +238,54 @@ def test_mistakes_are_named_when_the_loss_is_made():
         loss(weights={"ink": -1})
     with pytest.raises(ConfigurationError, match=r"unknown metric 'auk'.*did you mean 'auc'"):
         make(metrics=["odd_auk"])
+
+
+@pytest.mark.parametrize("kind", [dict, tuple, 3], ids=["dict in another order", "tuple", "a column for each"])
+def test_a_probability_is_that_of_its_task(digits, kind):
+    """The heads give zeros: half for the two tasks of logits, and zero for the amount of ink."""
+    answer = make(kind).predict({"features": digits["features"][:4]}, batch_size=4, output="probability")
+    if kind is dict:
+        answer = [answer[task] for task in TASKS]
+    elif kind is not tuple:
+        answer = answer.T
+    assert [float(np.asarray(part).mean()) for part in answer] == [0.5, 0.5, 0.0]
+
+
+class OneHead(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(64, 1)
+
+    def construct(self, features):
+        return self.dense(features).reshape(-1)
+
+
+def test_a_single_task_of_one_number_for_each_row_trains_in_sunk_steps(digits):
+    network = OneHead()
+    trainer = Trainer(network, MultiTaskLoss({"odd": nn.BCEWithLogitsLoss()}), nn.SGD(network.trainable_params(), 0.1))
+    stream = ReplayStream({name: digits[name][:64] for name in ("features", "odd")})
+    trainer.online_train(stream, [], batch_size=8, sink_size=4, window=64)
+    assert trainer.state.window["lifetime_odd_rows"] == 64
+
+
+class Classified(OneHead):
+    def __init__(self):
+        super().__init__()
+        self.which = nn.Dense(64, 5)
+
+    def construct(self, features):
+        return self.dense(features), self.which(features)
+
+
+def test_the_class_of_a_row_that_does_not_count_may_be_anything(digits):
+    losses = {"odd": nn.BCEWithLogitsLoss(), "which": nn.CrossEntropyLoss(reduction="none")}
+    network = Classified()
+    trainer = Trainer(network, MultiTaskLoss(losses, masks={"which": "odd"}), nn.SGD(network.trainable_params(), 0.1))
+    data = {"features": digits["features"][:64], "odd": digits["odd"][:64]}
+    data["which"] = np.where(data["odd"] > 0, np.arange(64) % 5, -1).astype(np.int32)
+    trainer.fit(data, 1, callbacks=[], batch_size=16, sink_size=2, shuffle=False)
+    assert 0 < trainer.state.task_losses["which_loss"] < 10
+    last = int(np.flatnonzero(data["odd"])[-1])
+    data["which"][last] = 5
+    with pytest.raises(DataError, match=rf"class 5 in row {last % 16} of the batch \(rows: 1\)"):
+        trainer.fit(data, 1, callbacks=[], batch_size=16, sink_size=2, shuffle=False)
