@@ -210,3 +210,16 @@ def test_ids_in_preparation_are_unknown_to_readers():
     assert table.lookup(np.array([1])) == DEFAULT_ROW
     table.commit(table.store.read(table.pending[0].rows))
     assert table.lookup(np.array([1])) == 1
+
+
+def test_the_time_to_live_of_rows_put_from_elsewhere_begins_with_the_first_plan():
+    table = make(eviction=Eviction(None, ttl=100.0))
+    given = np.arange(50)
+    table.put(given, np.ones((50, DIM), np.float32))
+    for n in range(2 * PINNED_PLANS):
+        step(table, [1000], now=1e9 + n, add=0)
+    step(table, given[:10], now=1e9 + 60, add=0)
+    assert (weights(table, given)[:, :DIM] == 1).all()
+    for n in range(2 * PINNED_PLANS):
+        step(table, [1000], now=1e9 + 120 + n, add=0)
+    assert live_ids(table) == {1000, *range(10)}

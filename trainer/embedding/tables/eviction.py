@@ -77,6 +77,8 @@ def pin_and_expire(table: TableRows, rows: np.ndarray, record: UndoRecord, now: 
         rows[np.isin(rows, evicted)] = -1
     if now - table.last_sweep >= ttl / _SWEEPS_PER_TTL:
         table.last_sweep = now
+        last_times = table.columns["last_time"][: table.next_row]
+        last_times[np.isnan(last_times)] = now  # rows that `put` has added: their time to live begins here
         expired = _evictable(table) & (now - table.columns["last_time"][: table.next_row] > ttl)
         _evict(table, np.flatnonzero(expired), record, "expired")
     return rows

@@ -107,8 +107,8 @@ class SparseTable(TableRows):
             if "frequency" in self.columns:
                 self.columns["frequency"][rows] += np.bincount(inverse.reshape(-1), minlength=len(rows) + 1)[1:]
             if "last_time" in self.columns:
-                # A late event or a clock set back must not make a row older.
-                self.columns["last_time"][rows] = np.maximum(self.columns["last_time"][rows], now)
+                # A late event or a clock set back must not make a row older; NaN: not sighted yet.
+                self.columns["last_time"][rows] = np.fmax(self.columns["last_time"][rows], now)
 
     def _admit(
         self, flat: np.ndarray, rows: np.ndarray, unknown: np.ndarray, record: UndoRecord, step: int | None

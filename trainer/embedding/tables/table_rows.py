@@ -171,6 +171,8 @@ class TableRows:
             new = np.flatnonzero(rows < 0)
             rows[new] = self.take_rows(len(new))
             self.map.add(ids[new], rows[new])
+            for name in self.meta_names:
+                self.columns[name][rows[new]] = np.nan if name == "last_time" else 0  # not sighted yet
             for start in range(0, len(rows), _BLOCK):
                 block = slice(start, start + _BLOCK)
                 self.store.write(rows[block], self.packed(weights[block]))
