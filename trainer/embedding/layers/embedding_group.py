@@ -107,8 +107,12 @@ class EmbeddingBag(Embedding):
         combiner: "sum"; "mean", which divides the sum by the sum of weights; or "sqrtn", which divides it by the square
             root of the sum of squared weights (as TensorFlow's `safe_embedding_lookup_sparse`). An empty bag gives
             zeros.
-        padding: id that pads rows to one length.
+        padding: id that pads rows to one length; None if there is none. With `table`, it is the padding of that table.
         options: further arguments of `Embedding`.
+
+    Raises:
+        ConfigurationError: the shared `table` has no padding id, so that it would read padding as an id; or as in
+            `Embedding`.
 
     Inputs:
         ids: integers [batch, length], padded; or [n] together with `offsets`.
@@ -125,10 +129,16 @@ class EmbeddingBag(Embedding):
         capacity: int | None = None,
         *,
         combiner: str = "sum",
-        padding: int = -1,
+        padding: int | None = -1,
         **options: Any,
     ) -> None:
         super().__init__(dim, capacity, padding=padding, **options)
+        if not self.has_padding and padding is not None:
+            raise ConfigurationError(
+                f"EmbeddingBag(table=...): the shared table {self.spec.name!r} has no padding id and would read "
+                f"{padding} as an id; build it with padding={padding}, or give EmbeddingBag padding=None if no list is "
+                "padded"
+            )
         choice("combiner", combiner, COMBINERS)
         self.combiner = combiner
 
@@ -140,18 +150,21 @@ class EmbeddingBag(Embedding):
             return ops.zeros((batch, self.dim), mstype.float32)
         if self.is_dense:
             return nn.Cell.__call__(self, ids, weights, offsets)
-        return self._combine(self._read(ids), ids != self.padding, weights, offsets)
+        return self._combine(self._read(ids), self._present(ids), weights, offsets)
 
     def construct(self, ids, weights=None, offsets=None):
         """Return one vector for each bag, [batch, dim]."""
         if self.is_dense:
-            present = ids != self.padding
+            present = self._present(ids)
             values = self._dense(ids)
         else:
             positions = self.row_positions(ids)
             present = positions != 0
             values = self.vectors(positions)
         return self.lowered(self._combine(values, present, weights, offsets))
+
+    def _present(self, ids):
+        return ids != self.padding if self.has_padding else ops.ones_like(ids)
 
     def _combine(self, values, present, weights, offsets):
         factor = ops.cast(present, mstype.float32)
@@ -169,8 +182,8 @@ class EmbeddingBag(Embedding):
             norm = ops.unsorted_segment_sum(norm, bags, offsets.shape[0])
         if self.combiner == "sum":
             return total
-        if self.combiner == "sqrtn":
-            norm = ops.sqrt(norm)
         empty = norm == 0
         norm = ops.select(empty, ops.ones_like(norm), norm)
+        if self.combiner == "sqrtn":  # after `select`, because the root has no gradient at 0
+            norm = ops.sqrt(norm)
         return total / ops.expand_dims(norm, -1)
