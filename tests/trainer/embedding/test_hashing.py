@@ -56,3 +56,11 @@ def test_initial_rows_have_the_distribution_asked_for():
     assert uniform.std() == pytest.approx(0.5 / np.sqrt(3), rel=0.02)
     assert not initial_rows(ids[:3], 8, 3, "zeros").any()
     assert uniform64(ids, 9).mean() == pytest.approx(0.5, abs=0.01)
+
+
+def test_bytes_that_are_no_text_are_ids_too():
+    words = [b"\xff\xfe", b"\xff", b"a", "\u00fc".encode()]
+    ids = to_ids(np.array(words))
+    assert len(set(ids.tolist())) == 4
+    assert ids.tolist() == to_ids(np.array(words, object)).tolist()
+    assert ids[2:].tolist() == to_ids(np.array(["a", "\u00fc"])).tolist()

@@ -194,3 +194,52 @@ def test_a_large_batch_leaves_no_large_buffers_behind(steps):
         found.append(trainer.predict((every,), batch_size=3333))
         trainer.predict((every,), batch_size=3)
     np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("mode", ["sparse", "dense"])
+def test_a_bag_does_not_read_the_padding_of_lists_from_a_shared_table(mode):
+    without = Embedding(4, 20, mode=mode, name="without", scale=1.0)
+    with pytest.raises(ConfigurationError, match=r"'without' has no padding id.*padding=-1, or give .*padding=None"):
+        EmbeddingBag(4, table=without)
+    whole = EmbeddingBag(4, table=without, padding=None, combiner="mean")
+    ids = Tensor(np.array([[0, 3], [4, 0]]))
+    np.testing.assert_allclose(whole(ids).asnumpy(), without(ids).asnumpy().mean(axis=1), rtol=1e-5)
+    padded = Embedding(4, 20, mode=mode, name="padded", padding=7)
+    assert EmbeddingBag(4, table=padded).padding == 7
+
+
+class Weighed(nn.Cell):
+    """A bag whose weights are learned."""
+
+    def __init__(self, combiner):
+        super().__init__()
+        self.weigh = nn.Dense(1, 1, weight_init="ones")
+        self.bag = EmbeddingBag(2, combiner=combiner, name="bag")
+
+    def construct(self, ids, relevance):
+        return self.bag(ids, self.weigh(relevance.expand_dims(-1)).reshape(ids.shape)).sum(axis=1)
+
+
+@pytest.mark.parametrize("combiner", ["mean", "sqrtn"])
+def test_an_empty_bag_leaves_the_weights_of_others_finite(combiner):
+    network = Weighed(combiner)
+    trainer = Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.1))
+    data = {"ids": np.array([[1, 2], [-1, -1]]), "relevance": np.ones((2, 2), np.float32)}
+    trainer.fit({**data, "label": np.ones(2, np.float32)}, 1, batch_size=2, callbacks=[])
+    assert np.isfinite(network.weigh.weight.asnumpy()).all()
+
+
+class OfFiles(nn.Cell):
+    def __init__(self, paths):
+        super().__init__()
+        self.tables = nn.CellList([Embedding(2, mode="sparse", name=str(n), path=p) for n, p in enumerate(paths)])
+
+    def construct(self, ids):
+        return self.tables[0](ids).sum(axis=1) + self.tables[1](ids).sum(axis=1)
+
+
+def test_two_tables_do_not_share_a_file(tmp_path):
+    network = OfFiles([tmp_path / "rows", tmp_path / "x" / ".." / "rows"])
+    trainer = Trainer(network, nn.MSELoss(), RowSGD(0.1))
+    with pytest.raises(ConfigurationError, match=r"tables '0' and '1' have the same path=.*give each table its own"):
+        trainer.fit((np.arange(4), np.ones(4, np.float32)), 1, batch_size=4, callbacks=[])

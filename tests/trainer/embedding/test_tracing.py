@@ -10,7 +10,7 @@ from trainer import LambdaCallback, Trainer
 from trainer.embedding import Embedding
 from trainer.embedding.layers import tracing
 from trainer.embedding.layers.tracing import find_fields
-from trainer.errors import ConfigurationError
+from trainer.errors import ConfigurationError, DataError
 
 NAMES = ("user", "age")
 COLUMNS = (np.array([7, 9], np.int64), np.array([1, 2], np.int32))
@@ -153,3 +153,26 @@ def test_vectors_have_the_dtype_that_mindspores_embedding_gives_at_each_amp_leve
     # of labels 0 the loss is the logit where that is large
     found = losses[0] / 1000, trainer.predict(*columns).mean() / 1000
     assert tuple(map(round, found)) in ((0, 0), (7, 7))
+
+
+class TwoDense(nn.Cell):
+    """Two dense tables that read one column; only the first has padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.padded, self.plain = Embedding(2, 9, name="padded", padding=-1), Embedding(2, 10, name="plain")
+
+    def construct(self, ids):
+        return self.padded(ids) + self.plain(ids)
+
+
+def test_each_dense_table_checks_its_own_ids():
+    fields = find_fields(TwoDense(), (np.array([1, 2], np.int32),), ("ids",))
+    assert [(field.name, field.capacity, field.padding) for field in fields.dense] == [
+        ("padded", 9, -1),
+        ("plain", 10, None),
+    ]
+    network = TwoDense()
+    trainer = Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.1))
+    with pytest.raises(DataError, match="dense table 'plain' takes ids from 0 to 9; received -1"):
+        trainer.fit((np.array([1, -1]), np.ones((2, 2), np.float32)), 1, batch_size=2, callbacks=[])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindspore import mint, nn
@@ -43,6 +44,18 @@ def name_by_path(network: nn.Cell, cells: Iterable[Embedding]) -> None:
     for cell in cells:
         if cell.is_unnamed and not cell.is_dense and cell.host.table is None:
             cell.spec.name = paths[id(cell)] or cell.spec.name
+
+
+def check_files(heads: Iterable[Embedding]) -> None:
+    """Refuse two tables that would keep their rows in one file."""
+    names: dict[Path, str] = {}
+    for cell in heads:
+        path, name = cell.spec.path, cell.spec.name
+        if path is not None and (other := names.setdefault(Path(path).resolve(), name)) != name:
+            raise ConfigurationError(
+                f"tables {other!r} and {name!r} have the same path={path!r}, and would overwrite each other's rows: "
+                "give each table its own file"
+            )
 
 
 def describe_dense(network: nn.Cell) -> str:

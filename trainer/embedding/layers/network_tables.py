@@ -24,7 +24,7 @@ from ..tables.hashing import Shards
 from ..tables.spec import TableSpec
 from ..tables.table_state import arrays_of
 from .embedding import Embedding, WorkingSet
-from .embedding_cells import embedding_cells, head_cells, name_by_path
+from .embedding_cells import check_files, embedding_cells, head_cells, name_by_path
 from .row_optimizer import RowOptimizer
 from .stack_program import StackProgram
 from .tracing import find_fields
@@ -65,6 +65,7 @@ class SparseTables(nn.Cell):
         if repeated := {name for name in table_names if table_names.count(name) > 1}:
             raise ConfigurationError(f"table names must differ; {', '.join(sorted(repeated))} occurs more than once")
         sparse = [index for index, cell in enumerate(heads) if not cell.is_dense]
+        check_files(heads[index] for index in sparse)
         for component in fields.components:
             component.specs = [sparse.index(index) for index in component.specs]
         heads = [heads[index] for index in sparse]

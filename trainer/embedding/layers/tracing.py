@@ -250,10 +250,22 @@ def _group_tables(tables: list[Embedding], readers: Readers, names: Sequence[str
             for mask, member in zip(reads, members, strict=True):
                 mask.extend(member in elements[i] for i in indices)
             parts.append(ColumnPart(column, None if len(indices) == len(elements) else np.array(indices)))
-        spec = tables[members[0]].spec
         if tables[members[0]].is_dense:
-            capacity = min(tables[m].spec.capacity for m in members)
-            result.dense += [DenseField(part, capacity, spec.padding, spec.name) for part in parts]
+            result.dense += _dense_fields([(m, tables[m]) for m in members], readers)
         else:
             result.components.append(Component(members, parts, [np.array(mask, np.bool_) for mask in reads]))
     return result
+
+
+def _dense_fields(tables: Sequence[tuple[int, Embedding]], readers: Readers) -> list[DenseField]:
+    """Return the elements that each of the dense tables reads."""
+    fields = []
+    for number, cell in tables:
+        spec = cell.spec
+        assert spec.capacity is not None
+        for column, elements in enumerate(readers):
+            indices = [i for i, reading in enumerate(elements) if number in reading]
+            if indices:
+                part = ColumnPart(column, None if len(indices) == len(elements) else np.array(indices))
+                fields.append(DenseField(part, spec.capacity, spec.padding, spec.name))
+    return fields

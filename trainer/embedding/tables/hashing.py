@@ -46,13 +46,12 @@ def stable_seed(*parts: object) -> int:
 def hash_strings(values: np.ndarray) -> np.ndarray:
     """Return an int64 hash per string (dtype U, S or object), independent of padding.
 
-    Bytes are read as UTF-8, so ``b"a"`` and ``"a"`` are the same id. Among 10**7 different strings, the probability of
-    any collision is about 3e-6.
+    Bytes are read as UTF-8, so ``b"a"`` and ``"a"`` are the same id; other bytes are ids too. Among 10**7 different
+    strings, the probability of any collision is about 3e-6.
     """
     if values.dtype.kind == "O":
-        values = np.asarray([v.decode() if isinstance(v, bytes) else str(v) for v in values.ravel()]).reshape(
-            values.shape
-        )
+        texts = [v.decode("utf-8", "surrogateescape") if isinstance(v, bytes) else str(v) for v in values.ravel()]
+        values = np.asarray(texts).reshape(values.shape)
     from . import id_kernels
 
     result = np.empty(values.size, np.uint64)
@@ -60,7 +59,7 @@ def hash_strings(values: np.ndarray) -> np.ndarray:
         codes = _characters(values, np.uint8)
         if id_kernels.hash_bytes.ready()(codes, result) < 0:
             return result.view(np.int64).reshape(values.shape)
-        values = np.char.decode(values, "utf-8")
+        values = np.char.decode(values, "utf-8", "surrogateescape")
     id_kernels.hash_codes.ready()(_characters(values, np.uint32), result)
     return result.view(np.int64).reshape(values.shape)
 
