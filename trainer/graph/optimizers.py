@@ -22,8 +22,8 @@ class OptimizerGroups(nn.Cell):
     The reported learning rate is that of the first optimizer. Setting the learning rate sets it in all optimizers.
 
     Raises:
-        ConfigurationError: there are fewer than two optimizers, one is not from `mindspore.nn`, or two hold the same
-            parameter.
+        ConfigurationError: there are fewer than two optimizers, one is not from `mindspore.nn`, two hold the same
+            parameter, or they have different values of `loss_scale`.
     """
 
     def __init__(self, optimizers: Sequence[nn.Optimizer]) -> None:
@@ -37,6 +37,11 @@ class OptimizerGroups(nn.Cell):
         if len({id(parameter) for parameter in self.parameters}) < len(self.parameters):
             twice = sorted({p.name for p in self.parameters if sum(q is p for q in self.parameters) > 1})
             raise ConfigurationError(f"optimizer: {', '.join(twice)} is in two of the optimizers")
+        scales = [float(one.loss_scale) for one in optimizers]
+        if len(set(scales)) > 1:
+            shown = ", ".join(f"{scale:g}" for scale in scales)
+            raise ConfigurationError(f"optimizer: the optimizers of a list take one loss_scale; received {shown}")
+        self.loss_scale = scales[0]  # `TrainStep` reads it
         trained = {id(parameter) for parameter in self.parameters}
         for place, one in enumerate(optimizers):
             for parameter in parameters_of(one):

@@ -91,6 +91,7 @@ class TrainStep(nn.Cell):
         # An optimizer built with a loss scale divides gradients by it. A scaler has already unscaled them, so `_apply`
         # multiplies them by the optimizer's scale.
         self.optimizer_scale = float(getattr(optimizer, "loss_scale", 1.0)) if options.scaler is not None else 1.0
+        self.is_experimental = not hasattr(optimizer, "get_lr")  # of `mindspore.experimental.optim`
         self.tables = tables
         self.average = average
         self.table_inputs = tables.input_count if tables is not None else 0
@@ -375,7 +376,7 @@ class TrainStep(nn.Cell):
             self.average()
 
     def _learning_rate(self):
-        rate = self.optimizer.get_lr()
+        rate = self.optimizer.lrs if self.is_experimental else self.optimizer.get_lr()
         if isinstance(rate, tuple):
             rate = rate[0]
         return ops.cast(rate, mstype.float32)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, experimental, nn, ops, set_seed
 
 from trainer import Trainer
 from trainer.embedding import (
@@ -18,6 +18,7 @@ from trainer.embedding import (
     RowSGD,
     SparseTables,
 )
+from trainer.embedding.tables.hashing import initial_rows
 from trainer.errors import ConfigurationError, DataError
 from trainer.mindspore_internals import device
 
@@ -475,3 +476,25 @@ def test_networks_without_embeddings_have_no_tables():
     trainer = Trainer(nn.Dense(2, 2))
     trainer.predict(np.zeros((4, 2), np.float32))
     assert trainer.tables is None
+
+
+class Short(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.table, self.top = Embedding(2, mode="sparse", name="ids", optimizer=RowSGD()), nn.Dense(2, 1)
+
+    def construct(self, ids):
+        return self.top(self.table(ids)).reshape(-1)
+
+
+def test_rows_follow_the_rate_of_an_experimental_optimizer():
+    def moved(rate):
+        set_seed(0)
+        network = Short()
+        trainer = Trainer(network, nn.MSELoss(), experimental.optim.SGD(network.trainable_params(), lr=rate))
+        trainer.fit((np.arange(4), np.ones(4, np.float32)), 1, batch_size=4, callbacks=[])
+        first = initial_rows(np.arange(4), 2, network.table.host_table().seed)
+        return network.table(Tensor(np.arange(4))).asnumpy() - first
+
+    np.testing.assert_allclose(moved(0.2), 2 * moved(0.1), rtol=1e-4)
+    assert np.abs(moved(0.1)).max() > 1e-4

@@ -11,7 +11,7 @@ from callbacks import SkipNonFinite
 from trainer import Callback, Trainer
 from trainer.embedding import Embedding, RowAdagrad
 from trainer.errors import ConfigurationError
-from trainer.graph.optimizers import get_learning_rate, set_learning_rate
+from trainer.graph.optimizers import OptimizerGroups, get_learning_rate, set_learning_rate
 
 
 class WideDeep(nn.Cell):
@@ -170,3 +170,28 @@ def test_a_new_rate_counts_from_the_next_step(options, linear, batches, values):
     assert moved == [True, True, False, True]
     assert trainer.learning_rate == 0.5
     assert np.isfinite(weights[-1]).all()
+
+
+class TwoLayers(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (nn.Dense(2, 1, weight_init="ones", has_bias=False) for _ in range(2))
+
+    def construct(self, x):
+        return (self.first(x) + self.second(x)).reshape(-1)
+
+
+def test_several_optimizers_keep_the_loss_scale_they_were_made_with():
+    def weights(listed):
+        network = TwoLayers()
+        parameters = network.trainable_params()
+        parts = [parameters[:1], parameters[1:]] if listed else [parameters]
+        made = [nn.Momentum(part, 0.01, 0.0, loss_scale=128.0) for part in parts]
+        trainer = Trainer(network, nn.MSELoss(), made if listed else made[0], loss_scale=128.0)
+        trainer.fit((np.ones((4, 2), np.float32), np.zeros(4, np.float32)), 1, batch_size=4, callbacks=[])
+        return [parameter.asnumpy() for parameter in parameters]
+
+    np.testing.assert_array_equal(weights(listed=True), weights(listed=False))
+    parameters = TwoLayers().trainable_params()
+    with pytest.raises(ConfigurationError, match="take one loss_scale; received 1, 128"):
+        OptimizerGroups([nn.SGD(parameters[:1]), nn.Momentum(parameters[1:], 0.1, 0.9, loss_scale=128.0)])
