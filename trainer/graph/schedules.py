@@ -58,11 +58,11 @@ class Schedule(nn.learning_rate_schedule.LearningRateSchedule):
         needs_total = kind not in ("constant", "inverse_sqrt")
         total = checks.whole("Schedule(total_steps=...)", total_steps, optional=not needs_total)
         warmup = checks.whole("Schedule(warmup_steps=...)", warmup_steps, 0, optional=True)
-        if warmup is None and kind == "one_cycle" and total is not None:
-            warmup = max(1, round(0.3 * total))
-        default = 1000 if kind == "inverse_sqrt" else 0  # a number of steps, even if the arguments count epochs
-        self.warmup = default if warmup is None else warmup * factor
         self.total: Any = None if total is None else total * factor
+        default = 1000 if kind == "inverse_sqrt" else 0  # a number of steps, even if the arguments count epochs
+        if kind == "one_cycle" and self.total is not None:
+            default = max(1, round(0.3 * self.total))
+        self.warmup = default if warmup is None else warmup * factor
         if self.total is not None and self.warmup >= self.total:
             checks.refuse("Schedule(warmup_steps=...)", f"less than the {self.total} steps in all", self.warmup)
         if kind == "inverse_sqrt" and not self.warmup:

@@ -81,3 +81,8 @@ def test_a_schedule_by_name_in_an_experiment(project_root):
     overrides = [f"optimizer.init_args.learning_rate={given}"]
     config = load_config(project_root / "configs" / "wide_deep_movielens.yaml", overrides)
     assert config.optimizer.init_args["learning_rate"].init_args["kind"] == "cosine"
+
+
+def test_the_warm_up_of_one_cycle_is_three_tenths_of_the_steps_of_all_epochs():
+    shares = [Schedule("one_cycle", 0.1, epochs, steps_per_epoch=100).warmup for epochs in (1, 2, 5)]
+    assert shares == [30, 60, 150]
