@@ -162,13 +162,17 @@ class OutputBuffer:
     def __init__(self) -> None:
         self._copies_immediately = device.current().shares_memory
         self._parts: list[Any] = []
+        self._joined: list[np.ndarray] = []  # outputs of another dtype before those in `_parts`
+        self._tensor_dtype: Any = None
         self._dtype: type[np.floating[Any]] | None = None
         self._size = 0
 
     def add(self, output: Any, entries: int) -> None:
         """Add the first `entries` values of a program's output, in row-major order."""
-        if not self._parts:
-            self._dtype = NUMPY_DTYPES.get(str(output.dtype))
+        if output.dtype != self._tensor_dtype:
+            if self._parts:  # single steps and sunk ones may return different dtypes
+                self._joined.append(self._join())
+            self._tensor_dtype, self._dtype = output.dtype, NUMPY_DTYPES.get(str(output.dtype))
             self._size = np.dtype(self._dtype).itemsize
         if self._copies_immediately and self._dtype is not None:
             self._parts.append(output.get_bytes()[: entries * self._size])
@@ -180,6 +184,10 @@ class OutputBuffer:
 
         The array may be read-only.
         """
+        joined, self._joined = self._joined, []
+        return np.concatenate([*joined, self._join()]) if joined else self._join()
+
+    def _join(self) -> np.ndarray:
         parts, self._parts = self._parts, []
         if not parts:
             return np.empty(0, np.float32)

@@ -53,3 +53,11 @@ def test_what_was_put_aside_does_not_change_with_later_calls(kept):
     for _ in range(5):
         buffer.add(cell.compile_and_run(), 1)
     np.testing.assert_array_equal(buffer.read(), [1, 2, 3, 4, 5])
+
+
+def test_outputs_of_another_dtype_follow_in_order(kept):
+    buffer = OutputBuffer()
+    for dtype in (np.float32, np.float32, np.float16, np.float32):
+        buffer.add(Tensor(np.array([0.5, 2.0], dtype)), 2)
+    np.testing.assert_array_equal(buffer.read(), [0.5, 2.0] * 4)
+    assert buffer.read().shape == (0,)
