@@ -118,7 +118,7 @@ def export_model(
         names = tuple(graph.description["columns"])
         columns = _comparison_batch(example, graph, fields)
         expected = graph.run(columns)
-        answers = dict(zip(_output_names(trainer, len(expected)), expected, strict=True))
+        answers = dict(zip(_output_names(trainer, example.columns, len(expected)), expected, strict=True))
         model: dict[str, Any] = {
             "format_version": 1,
             "mindspore": ms.__version__,
@@ -252,10 +252,15 @@ def _onnx_inputs(
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
-def _output_names(trainer: Trainer, count: int) -> list[str]:
-    tasks = () if trainer.tasks is None else tuple(trainer.tasks.tasks)
-    if len(tasks) == count:
-        return list(tasks)
+def _output_names(trainer: Trainer, columns: Sequence[np.ndarray], count: int) -> list[str]:
+    if trainer.tasks is not None:
+        programs = trainer.builder.inference
+        cell = programs.predict_cell()
+        with programs.mode(cell):  # a dict may be in another order than the tasks
+            outputs = programs.apply(cell, tuple(columns))
+        names = list(outputs) if isinstance(outputs, dict) else list(trainer.tasks.tasks)
+        if len(names) == count:
+            return names
     return ["output"] if count == 1 else [f"output_{number}" for number in range(count)]
 
 

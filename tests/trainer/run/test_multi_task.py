@@ -13,6 +13,7 @@ from callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint, TensorBoar
 from tests.callbacks.test_tensorboard import read
 from trainer import MultiTaskLoss, Trainer
 from trainer.errors import ConfigurationError, DataError, TrainerError
+from trainer.serving import export_model
 from trainer.streams import ReplayStream
 
 TASKS = ("odd", "large", "ink")
@@ -289,3 +290,12 @@ def test_the_class_of_a_row_that_does_not_count_may_be_anything(digits):
     data["which"][last] = 5
     with pytest.raises(DataError, match=rf"class 5 in row {last % 16} of the batch \(rows: 1\)"):
         trainer.fit(data, 1, callbacks=[], batch_size=16, sink_size=2, shuffle=False)
+
+
+def test_an_export_names_the_outputs_of_a_dict_as_the_network_does(digits, tmp_path):
+    trainer = make()
+    for number, task in enumerate(TASKS):
+        ops.assign(getattr(trainer.network, task).bias, Tensor([float(number)]))
+    export_model(trainer, tmp_path / "model", {"features": digits["features"][:8]}, onnx=False)
+    example = np.load(tmp_path / "model" / "example.npz")
+    assert [float(example[f"output.{task}"].mean()) for task in TASKS] == [0, 1, 2]
