@@ -26,7 +26,7 @@ from . import declared_features, loop
 from .calibrating import CalibratedRows, probabilities
 from .call import call
 from .feeds import evaluation_feed, find_tables, first_chunk, inference_source, prediction_feed
-from .tally import Tally, host_columns
+from .tally import Tally
 
 if TYPE_CHECKING:
     from .trainer_base import TrainerBase
@@ -96,7 +96,7 @@ def _try_metrics(trainer: TrainerBase, feed: Feed) -> None:
         outputs = trainer.builder.inference.run(cell, chunk)
     try:
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        tally.add(outputs, chunk.num_samples, host_columns(chunk, tally.groups))
+        tally.add(outputs, chunk.num_samples, tally.columns_of(chunk))
     except (DataError, ValueError, TypeError) as error:
         shapes = ", ".join(str(list(output.shape)) for output in outputs if hasattr(output, "shape"))
         raise DataError(f"the metrics cannot read the first validation batch, outputs {shapes}: {error}") from error

@@ -199,7 +199,7 @@ class Scoring:
         self._predictions.add(outputs.predictions_device, chunk.num_samples * self._row_size)
         self._labels.append([chunk.rows(index) for index in self._label_indexes])
         if self._column_names:
-            for name, values in host_columns(chunk, self._column_names).items():
+            for name, values in host_columns(chunk, self._column_names, self._weight).items():
                 self._groups.setdefault(name, []).append(values)
         if self._calibrator is not None and (ids := ids_of_chunk(self._calibrator, chunk)) is not None:
             self._ids.append(ids)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..data.as_columns import are_unnamed
 from ..data.chunk import Chunk
 from ..graph.denominators import COUNTED
 from ..graph.multi_task import MultiTaskLoss
@@ -54,6 +55,7 @@ class Tally:
         self._indexes = eval_indexes
         self.calibrated: CalibratedRows | None = None
         self._tasks = loss_fn if isinstance(loss_fn, MultiTaskLoss) else None
+        self._last = None if loss_fn is None else weights.column
         self._loss = WeightedMean()
         self.own_values: dict[str, Any] = {}  # the latest value of each metric
         names = () if self._tasks is None else self._tasks.tasks
@@ -68,7 +70,7 @@ class Tally:
 
     def columns_of(self, chunk: Chunk) -> dict[str, np.ndarray]:
         """Return the columns of a batch that `add` needs."""
-        columns = host_columns(chunk, self.groups)
+        columns = host_columns(chunk, self.groups, self._last)
         if self.calibrated is not None and (ids := self.calibrated.ids(chunk)) is not None:
             columns[_IDS] = ids
         return columns
@@ -135,12 +137,18 @@ def mean_losses(
     return loss, tasks.read_losses(keep=keep)
 
 
-def host_columns(chunk: Chunk, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return the named columns of a chunk as arrays of shape [rows]."""
+def host_columns(chunk: Chunk, names: Sequence[str], last: str | None = None) -> dict[str, np.ndarray]:
+    """Return the named columns of a chunk as arrays of shape [rows].
+
+    `last` is the name of the last column if the columns have no names of their own.
+    """
     columns = {}
     for name in names:
         if name in chunk.names:
             columns[name] = chunk.rows(chunk.names.index(name))
+            continue
+        if name == last and are_unnamed(chunk.names):
+            columns[name] = chunk.rows(len(chunk.names) - 1)
             continue
         parts = [of_batch[name] for of_batch in chunk.extras if of_batch and name in of_batch]
         if parts and len(parts) == len(chunk.extras):

@@ -8,6 +8,7 @@ from sklearn.metrics import roc_auc_score
 
 from trainer import MultiTaskLoss, Trainer
 from trainer.errors import DataError
+from trainer.features import Features, Numeric
 
 
 class Linear(nn.Cell):
@@ -100,3 +101,25 @@ def test_logits_between_0_and_1_are_not_taken_for_probabilities(table, tasks):
         assert found[f"{name}log_loss/site=north"] == pytest.approx(np.log(2))
         assert found[f"{name}accuracy"] == pytest.approx(1 - half)
     assert windows[f"window{of}_calibration"] == pytest.approx(0.5 / half)
+
+
+class OfNumbers(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(1, 1, weight_init="ones", bias_init="zeros")
+
+    def construct(self, numbers):
+        return self.dense(numbers).reshape(-1)
+
+
+def test_metrics_weigh_rows_of_arrays_without_names_too():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(2, 40)).astype(np.float32)
+    weight = rng.random(40).astype(np.float32)
+    network, features = OfNumbers(), Features([Numeric("x")], label="y", weight="w")
+    optimizer = nn.SGD(network.trainable_params(), 0.0)
+    trainer = Trainer(network, nn.MSELoss(), optimizer, metrics={"mae"}, features=features)
+    expected = pytest.approx((weight * np.abs(x - y)).sum() / weight.sum(), rel=1e-5)
+    assert trainer.evaluate((x[:, None], y, weight), batch_size=16)["mae"] == expected
+    batches = [(x[n : n + 10, None], y[n : n + 10], weight[n : n + 10]) for n in range(0, 40, 10)]
+    assert trainer.evaluate(batches)["mae"] == expected
