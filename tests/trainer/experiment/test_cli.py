@@ -146,6 +146,13 @@ def test_a_run_killed_before_its_first_snapshot_begins_again_from_what_it_was_gi
     assert whole["val_auc"] == pytest.approx(Run.read(finished).metrics["results"]["val_auc"], abs=1e-6)
 
 
+def test_a_resume_that_is_rejected_leaves_the_results_of_the_run(finished, capsys):
+    before = [(finished / name).read_bytes() for name in ("metrics.json", "history.json", "config.yaml")]
+    assert main(["fit", "--resume", str(finished), "--set", "metrics=[accuracy]"]) == 2
+    assert "no metric of that name is produced" in capsys.readouterr().err
+    assert [(finished / name).read_bytes() for name in ("metrics.json", "history.json", "config.yaml")] == before
+
+
 def test_what_is_set_when_a_run_begins_again_is_recorded(finished):
     assert main(["fit", "configs/tumours.yaml", "--set", "run_dir=runs/again", "--set", "fit.epochs=1"]) == 0
     shutil.rmtree("runs/again/checkpoints")  # as a kill before the first snapshot leaves it

@@ -124,10 +124,11 @@ def _train_in(
         callbacks.append(RunRecord(run_dir / run_folder.RECORD))
     else:
         run_dir = run_folder.scratch_folder()  # all ranks write records, but only those of rank 0 are kept
-    seconds_before = 0.0
+    seconds_before, resumed = 0.0, None
     if resume and group.is_main:
         seconds_before = run_folder.seconds_before(run_dir)
-        callbacks.append(_ResumeRecord(config, seconds_before))
+        resumed = _ResumeRecord(config, seconds_before)
+        callbacks.append(resumed)
     else:
         run_folder.write_record(run_dir, config, command)
     baseline = None
@@ -150,7 +151,8 @@ def _train_in(
     finally:
         results = _last_values(trainer)
         outcome = _outcome(trainer, command, (seconds_before, time.monotonic() - start_time), results)
-        _write_results(run_dir, trainer, outcome)
+        if resumed is None or resumed.has_begun:  # a resume that is rejected leaves the results of the run
+            _write_results(run_dir, trainer, outcome)
     with trainer.averaged_weights():  # those of EMA or SWA, as in a validation and in `trainer evaluate`
         if "test" in datasets:
             test = evaluate_on(experiment, "test")
@@ -198,9 +200,11 @@ class _ResumeRecord(Callback):
 
     def __init__(self, config: ExperimentConfig, seconds: float) -> None:
         self._config, self._seconds = config, seconds
+        self.has_begun = False  # whether the training has begun, after all checks
 
     def on_train_begin(self, trainer: Trainer) -> None:
         """Add an entry to ``resumes.json``."""
+        self.has_begun = True
         run_folder.record_resume(self._config.run_dir, self._config, trainer.state.snapshot, self._seconds)
 
 
