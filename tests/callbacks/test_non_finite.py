@@ -149,3 +149,17 @@ def test_an_earlier_training_is_no_reason_to_roll_back_and_a_rollback_keeps_the_
     assert trainer.read_bad_steps() == [2, 3, 11]
     trainer.rollback()
     assert trainer.read_bad_steps() == [2, 3, 11]
+
+
+@pytest.mark.parametrize("verb", ["init_from", "load"])
+def test_weights_that_were_loaded_are_not_rolled_back_to_those_before(verb, fit, poisoned, tmp_path):
+    trainer = fit(SkipNonFinite(), epochs=1, valid=False)
+    trainer.save(tmp_path / "others")
+    fit(SkipNonFinite(), epochs=1, valid=False, fresh=False).save(tmp_path / "own")
+    options = {"weights_only": True} if verb == "load" else {}
+    getattr(trainer, verb)(tmp_path / "others", **options)
+    before = trainer.network[0].weight.asnumpy().copy()
+    skip = SkipNonFinite(max_consecutive=2, every=1)
+    trainer = fit(skip, data=poisoned(0, 1), epochs=1, valid=False, fresh=False)
+    assert "there is no snapshot to roll back to" in trainer.state.stop_reason.detail
+    np.testing.assert_array_equal(trainer.network[0].weight.asnumpy(), before)

@@ -18,7 +18,7 @@ from ..metrics.binary import score_table
 from ..metrics.calibration_map import CalibrationMap
 from ..metrics.registry import metrics_of_task
 from ..mindspore_internals.cell_structure import children_of, parameters_of
-from ..state import StopReason
+from ..state import Phase, StopReason
 from ..storage.fetch import local_snapshot
 from . import loop
 from .monitors import produced_metrics
@@ -148,6 +148,8 @@ class TrainerBase(TrainedNetwork):
         with self.group.inside("load"):
             path = local_snapshot(path, self.group) or path
             snapshot = self.saver.load(path, strict=strict, weights_only=weights_only, averaged=averaged)
+        if self.state.phase is Phase.IDLE and (weights_only or snapshot is None):
+            self._forget_snapshot()
         if self.builder.average is not None and (weights_only or snapshot is None):
             self.builder.average.restart()  # the averages of other weights are those of another training
         if snapshot is not None and not weights_only:
@@ -179,8 +181,13 @@ class TrainerBase(TrainedNetwork):
 
         path = local_snapshot(path, self.group) or path
         init_from(self.snapshot_content(), self.features, path, parameter_map, strict=strict)
+        self._forget_snapshot()
         if self.builder.average is not None:
             self.builder.average.restart()
+
+    def _forget_snapshot(self) -> None:
+        """Let no rollback go back to what the network was before it got other weights."""
+        self.saver.newest = self.state.snapshot = None
 
     def rollback(self) -> None:
         """Restore weights, optimizer and step state from the latest snapshot of this run."""
