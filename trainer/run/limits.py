@@ -107,10 +107,10 @@ class Trial:
 
     def callbacks(self, callbacks: Any) -> Any:
         """Return the callbacks to use; a `fast_dev_run` omits those that write files."""
-        if self.steps is None or callbacks is None:
-            return callbacks
-        given = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
-        return [callback for callback in given if not _leaves_files(callback)]
+        if callbacks is None:
+            return None
+        given = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]  # a generator is read only once
+        return [callback for callback in given if self.steps is None or not _leaves_files(callback)]
 
 
 def _leaves_files(callback: Any) -> bool:

@@ -34,7 +34,7 @@ from . import declared_features
 from .calibrating import check_online
 from .call import call, check_idle, make_callbacks
 from .cursor import Cursor
-from .feeds import run_options, step_marks, training_feed
+from .feeds import ALL_BATCHES, run_options, step_marks, training_feed
 from .job_checks import check_stream
 from .run import stop_hooks, train
 from .scoring import Scoring
@@ -224,6 +224,8 @@ def online_train(
     checks.number("idle_timeout", idle_timeout, minimum=0, optional=True, what="seconds")
     checks.number("flush_after", flush_after, minimum=0, what="seconds")
     check_idle(trainer)
+    trainer.state.first_epoch = 0
+    callbacks = ALL_BATCHES.callbacks(callbacks)
     window = Window(rows=window) if isinstance(window, int) else window or DEFAULT_WINDOW
     if skip_non_finite:
         callbacks = _with_guard(callbacks)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from mindspore import Model, nn
 from mindspore.train import MAE, LossMonitor
+from mindspore.train import Callback as MindSporeCallback
 
 from trainer import Model as OurModel
 from trainer import RecModel, Trainer
@@ -127,3 +128,16 @@ def test_a_sink_mode_that_is_no_bool_is_a_type_error_under_every_verb(kind, line
         with pytest.raises(ValueError, match="sink_size"):
             model.online_train(data, dataset_sink_mode=True, sink_size=size)
     assert model.state.progress.global_step == 0
+
+
+def test_a_stream_after_a_training_from_a_later_epoch_is_the_first_epoch(linear, batches):
+    class Epochs(MindSporeCallback):
+        def on_train_epoch_begin(self, run_context):
+            seen.append(run_context.original_args().cur_epoch_num)
+
+    seen = []
+    network = linear()
+    model = RecModel(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1))
+    model.train(3, batches(64, 2), Epochs(), initial_epoch=2)
+    model.online_train(batches(64, 2), Epochs())
+    assert seen == [3, 1]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mindspore import nn
 
-from callbacks import CSVLogger, LambdaCallback, ModelCheckpoint
+from callbacks import CSVLogger, LambdaCallback, ModelCheckpoint, SkipNonFinite
 from trainer import Trainer
 from trainer.errors import ConfigurationError, DataError
 
@@ -178,3 +178,12 @@ def test_a_run_ends_when_its_time_is_over(time, trained_rows):
 def test_what_cannot_be_meant_is_refused(options, message, trained_rows):
     with pytest.raises(ConfigurationError, match=message):
         trained_rows(**options)
+
+
+@pytest.mark.parametrize("verb", ["fit", "online_train"])
+def test_callbacks_of_a_generator_are_called(verb, linear, batches, tmp_path):
+    network = linear()
+    trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1))
+    callbacks = (callback for callback in [SkipNonFinite(rollback=False), ModelCheckpoint(tmp_path)])
+    getattr(trainer, verb)(batches(64, 2), callbacks=callbacks, resume="auto")
+    assert (tmp_path / "last").is_file()
