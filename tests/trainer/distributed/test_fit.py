@@ -15,7 +15,7 @@ def of(found, name):
     return {key.removeprefix(name): value for key, value in found.items() if key.startswith(name)}
 
 
-CASES = ["accumulated", "overflow", "batches", "learned loss"]
+CASES = ["accumulated", "overflow", "batches", "scaled loss"]
 
 
 @pytest.mark.parametrize("name", CASES)
