@@ -187,6 +187,7 @@ def test_what_one_table_has_planned_is_unknown_to_the_other_of_the_map_until_it_
     assert (len(table), len(table.items()[0])) == (8, 8)
     table.track_changes("snapshot")
     table.put(np.array([200]), np.ones((1, 3), np.float32))  # takes a map of its own, without the leader's new ids
+    assert table.map is not leader.map
     assert (table.lookup(new).tolist(), table.lookup(np.array([200])).tolist()) == ([5, 0, 0], [9])
     leader.rollback()
     assert leader.lookup(np.array([*new, 200])).tolist() == [5, 0, 0, 0]
@@ -239,3 +240,47 @@ def test_another_network_that_feeds_the_tables_with_different_ids_parts_them():
             run(apart[1:], lone[1], [second])
         assert_same_contents(tables, apart)
     assert tables[0].map is not tables[1].map
+
+
+def test_tables_that_are_given_the_same_ids_in_turn_keep_their_shared_map():
+    rng = np.random.default_rng(5)
+    tables, apart = make("abc"), make("abc")
+    planner, lone = planner_of(tables, [0, 0, 0]), [planner_of([table], [0]) for table in apart]
+
+    def train_both():
+        ids = ids_of(rng, 500)
+        run(tables, planner, [ids])
+        for table, alone in zip(apart, lone, strict=True):
+            run([table], alone, [ids])
+        assert_same_contents(tables, apart)
+
+    def put(given, ids):
+        for table in given:
+            table.put(ids, np.full((len(ids), 3), 0.5, np.float32))
+
+    train_both()
+    for first in (10**6, 2 * 10**6):
+        for start in range(0, 300, 100):  # known and new ids together
+            for pair in zip(tables, apart, strict=True):
+                put(pair, np.r_[0:5, first + start : first + start + 100])
+                assert_same_contents(tables, apart)
+        assert tables[0].map is tables[1].map is tables[2].map
+        train_both()
+    for given in (tables, apart):  # only two of the three receive these ids, one of them in another order
+        put(given[:1], np.arange(70_000, 70_010))
+        put(given[2:], np.arange(70_000, 70_010)[::-1])
+    assert_same_contents(tables, apart)
+    train_both()
+    assert len({id(table.map) for table in tables}) == 3
+
+
+def test_a_leader_behind_its_map_plans_with_its_own_ids():
+    tables, apart = make(), make()
+    planner, lone = planner_of(tables, [0, 0]), [planner_of([table], [0]) for table in apart]
+    for ids in (np.arange(1, 9), np.arange(5, 40)):
+        run(tables, planner, [ids])
+        for table, alone in zip(apart, lone, strict=True):
+            run([table], alone, [ids])
+        assert_same_contents(tables, apart)
+        for table in (tables[1], apart[1]):
+            table.put(np.arange(20, 30), np.ones((10, 3), np.float32))

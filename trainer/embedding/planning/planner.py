@@ -228,8 +228,9 @@ class Planner:
                 continue
             leader = self.tables[leader_index]
             followers = [self.layout.stacks[stack].tables[member] for stack in stacks[1:]]
-            if leader.map.users > 1 + sum(self.tables[index].map is leader.map for index in followers):
-                leader.own_ids()  # it shares the map with tables that another network fed with the same ids
+            users = 1 + sum(self.tables[index].map is leader.map for index in followers)
+            if leader.map_is_ahead or leader.map.users > users:
+                leader.own_ids()  # other tables of the map were fed with other ids, by another network or by `put`
             for index in followers:
                 table = self.tables[index]
                 # Tables that once differ stay different for the rest of the run.

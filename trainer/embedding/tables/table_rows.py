@@ -115,7 +115,8 @@ class TableRows:
         """Use `other`'s id map from now on; both tables must give every id the same row.
 
         Each plan of `other` must be repeated in this table before the next one (`table.plan_same_rows`). Until then the
-        map is ahead of this table: rows from `next_row` on are not in use here. Does nothing if a table has free rows.
+        map is ahead of this table: rows from `next_row` on are not in use here. So it is after `put` in one of the
+        tables, until the others have received the same ids. Does nothing if a table has free rows.
         """
         if self.map is not other.map and not len(self.free) and not len(other.free):
             with self.lock:
@@ -123,17 +124,35 @@ class TableRows:
                 self.map = other.map
                 self.map.users += 1
 
+    @property
+    def map_is_ahead(self) -> bool:
+        """Whether the map contains ids that this table does not have yet, see `share_ids`."""
+        return len(self.map) >= self.next_row
+
     def own_ids(self) -> None:
-        """Stop sharing the id map.
+        """Stop sharing the id map, and remove ids that this table does not have from it.
 
         Call this before a change that the other tables do not repeat.
         """
-        if self.map.users > 1:
-            with self.lock:
+        with self.lock:
+            if self.map.users > 1:
                 self.map.users -= 1
                 self.map = self.map.copy()
+            if self.map_is_ahead:
                 ids, rows = self.map.items()
                 self.map.remove(ids[rows >= self.next_row])
+
+    def _add_ids(self, ids: np.ndarray) -> np.ndarray:
+        """Give new ids (int64 [n]) rows, int32 [n]; a shared map stays shared while all tables get the same ids."""
+        if self.map.users > 1 or self.map_is_ahead:
+            expected = np.arange(self.next_row, self.next_row + len(ids), dtype=np.int32)
+            if np.array_equal(self.map.get(ids), expected):  # another table was given these ids before
+                return self.take_rows(len(ids))
+            if self.map_is_ahead:
+                self.own_ids()
+        rows = self.take_rows(len(ids))
+        self.map.add(ids, rows)
+        return rows
 
     def clear(self) -> None:
         """Remove every id."""
@@ -166,11 +185,9 @@ class TableRows:
             is_owned = self.shards.owned(ids)
             ids, weights = ids[is_owned], weights[is_owned]
         with self.changing():
-            self.own_ids()
-            rows = self.map.get(ids)
+            rows = self.rows_of(ids)
             new = np.flatnonzero(rows < 0)
-            rows[new] = self.take_rows(len(new))
-            self.map.add(ids[new], rows[new])
+            rows[new] = self._add_ids(ids[new])
             for name in self.meta_names:
                 self.columns[name][rows[new]] = np.nan if name == "last_time" else 0  # not sighted yet
             for start in range(0, len(rows), _BLOCK):
