@@ -143,7 +143,10 @@ class TableRows:
                 self.map.remove(ids[rows >= self.next_row])
 
     def _add_ids(self, ids: np.ndarray) -> np.ndarray:
-        """Give new ids (int64 [n]) rows, int32 [n]; a shared map stays shared while all tables get the same ids."""
+        """Give new ids (int64 [n]) rows, int32 [n].
+
+        A shared map stays shared while all of its tables get the same ids in the same order.
+        """
         if self.map.users > 1 or self.map_is_ahead:
             expected = np.arange(self.next_row, self.next_row + len(ids), dtype=np.int32)
             if np.array_equal(self.map.get(ids), expected):  # another table was given these ids before
