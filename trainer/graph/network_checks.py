@@ -37,6 +37,7 @@ def check_network(network: Any, loss_fn: Any, optimizer: Any, eval_network: Any)
     _check_methods(network)
     _check_names(network)
     _check_bce_weights(network, loss_fn, eval_network)
+    _check_task_order(network, loss_fn)
     if optimizer is None:
         return
     if not isinstance(optimizer, nn.Cell) or not hasattr(optimizer, "parameters"):
@@ -102,6 +103,21 @@ def _check_bce_weights(network: nn.Cell, loss_fn: Any, eval_network: Any) -> Non
                     f"{list(cell.weight.shape)} past its end where the prediction is larger; give the loss to Trainer "
                     "as loss_fn, or build it without weight and with reduction='none', and multiply what it returns"
                 )
+
+
+def _check_task_order(network: nn.Cell, loss_fn: Any) -> None:
+    """Refuse a loss that names the network's tasks in another order.
+
+    Each output would learn the label of another task.
+    """
+    if not isinstance(loss_fn, MultiTaskLoss) or not getattr(type(network), "outputs_follow_tasks", False):
+        return
+    tasks = tuple(network.tasks)
+    if tasks != loss_fn.tasks and set(tasks) == set(loss_fn.tasks):
+        raise ConfigurationError(
+            f"network: {type(network).__name__} returns its tasks in the order {', '.join(tasks)}, and MultiTaskLoss "
+            f"takes them in its own, {', '.join(loss_fn.tasks)}: name the losses in the order of the network"
+        )
 
 
 def _kind(value: Any) -> str:

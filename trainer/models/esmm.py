@@ -32,6 +32,7 @@ class ESMM(nn.Cell):
     """
 
     rows_are_independent = True
+    outputs_follow_tasks = True
 
     def __init__(
         self,

@@ -34,6 +34,7 @@ class MMoE(nn.Cell):
     """
 
     rows_are_independent = True
+    outputs_follow_tasks = True
 
     def __init__(
         self,

@@ -69,6 +69,7 @@ class PLE(nn.Cell):
     """
 
     rows_are_independent = True
+    outputs_follow_tasks = True
 
     def __init__(
         self,

@@ -7,9 +7,11 @@ import pytest
 from mindspore import mint, nn
 from mindspore.train import MAE
 
-from trainer import Trainer
+from trainer import MultiTaskLoss, Trainer
 from trainer.errors import ConfigurationError
+from trainer.features import Features, Numeric
 from trainer.graph.network_checks import is_training_step
+from trainer.models import ESMM
 
 
 @pytest.mark.parametrize(
@@ -109,3 +111,11 @@ def test_an_evaluation_cell_of_mindspore_needs_positions_where_a_metric_would_re
     chosen = MAE().set_indexes([1, 2])
     for trainer in (make({"mae"}, eval_indexes=[0, 1, 2]), make({"mae": chosen}), make({"loss"}), make()):
         assert set(trainer.evaluate(rows, batch_size=4)) <= {"loss", "mae"}
+
+
+def test_tasks_in_another_order_than_the_networks_are_refused():
+    features = Features([Numeric("x")], label=["click", "buy"])
+    network = ESMM(features, dim=2, hidden=(2,))
+    losses = {task: nn.BCEWithLogitsLoss() for task in ("buy", "click")}
+    with pytest.raises(ConfigurationError, match=r"ESMM returns its tasks in the order click, buy.*own, buy, click"):
+        Trainer(network, MultiTaskLoss(losses), "adam", features=features)
