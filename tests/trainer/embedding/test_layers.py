@@ -6,7 +6,7 @@ import pytest
 from mindspore import Tensor, nn
 
 from trainer import Trainer
-from trainer.embedding import Embedding, EmbeddingBag, RowSGD
+from trainer.embedding import Embedding, EmbeddingBag, EmbeddingGroup, RowSGD
 from trainer.embedding.tables.hashing import to_ids
 from trainer.errors import ConfigurationError
 
@@ -243,3 +243,8 @@ def test_two_tables_do_not_share_a_file(tmp_path):
     trainer = Trainer(network, nn.MSELoss(), RowSGD(0.1))
     with pytest.raises(ConfigurationError, match=r"tables '0' and '1' have the same path=.*give each table its own"):
         trainer.fit((np.arange(4), np.ones(4, np.float32)), 1, batch_size=4, callbacks=[])
+
+
+def test_a_group_names_a_table_that_is_no_earlier_one():
+    with pytest.raises(ConfigurationError, match=r"table of 'seen', an earlier one,.*'itm'.*did you mean 'item'"):
+        EmbeddingGroup(4, {"item": {}, "seen": {"table": "itm"}}, mode="sparse")

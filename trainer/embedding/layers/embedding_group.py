@@ -48,7 +48,8 @@ class EmbeddingGroup(nn.Cell):
         for name, override in overrides.items():
             arguments = {**options, **override, "name": name}
             if isinstance(arguments.get("table"), str):
-                arguments = {"table": cells[arguments["table"]]}
+                shared = choice(f"EmbeddingGroup: table of {name!r}, an earlier one,", arguments["table"], list(cells))
+                arguments = {"table": cells[shared]}
             cells[name] = Embedding(dim, **arguments)
         self.members = nn.CellList(list(cells.values()))
         self.count = len(self.members)
