@@ -140,10 +140,11 @@ def test_raw_rows_are_read_one_by_one_as_they_are_in_a_table():
 
 
 def test_columns_of_lists_and_arrow_tables_are_read_as_they_are_in_a_table():
-    features = Features([Categorical("city"), Categorical("user", dtype="int64")], label="y")
-    users, table = [2**60 + 1, None, 7], {"city": ["a", float("nan"), "b"], "y": [0.0, 1.0, 0.0]}
+    features = Features([Categorical("city"), Categorical("user", dtype="int64"), Categorical("known")], label="y")
+    known = [True, float("nan"), False]
+    users, table = [2**60 + 1, None, 7], {"city": ["a", float("nan"), "b"], "y": [0.0, 1.0, 0.0], "known": known}
     expected = features.transform({**table, "user": users})["ids"]
-    arrow = pa.table({"city": ["a", None, "b"], "user": pa.array(users), "y": table["y"]})
+    arrow = pa.table({"city": ["a", None, "b"], "user": pa.array(users), "y": table["y"], "known": [True, None, False]})
     for stream in (ReplayStream({**table, "user": users}), IterableStream([{**table, "user": users}])):
         np.testing.assert_array_equal(as_trained(stream, features)["ids"], expected)
     np.testing.assert_array_equal(as_trained(ReplayStream(arrow), features)["ids"], expected)

@@ -204,11 +204,14 @@ def rows_of(value: Any) -> Any:
 def _exact(value: Any, array: np.ndarray) -> np.ndarray:
     """Return `array`, or objects if NumPy has changed values in reading `value`.
 
-    It writes numbers among texts as text, NaN too, and reads integers of Arrow as floats if some are missing.
+    It writes numbers among texts as text, NaN too, and truth values beside NaN, or integers of Arrow of which some are
+    missing, as floats.
     """
     if array.dtype.kind == "U" and isinstance(value, list | tuple):
         objects = np.array(value, object)
         return array if all(isinstance(part, str) for part in objects.ravel()) else objects
+    if array.dtype.kind == "f" and isinstance(value, list | tuple) and any(isinstance(part, bool) for part in value):
+        return np.array(value, object)
     rounded = array.dtype.kind == "f" and "int" in str(getattr(value, "type", "")) and hasattr(value, "to_pylist")
     if rounded and (np.abs(array) >= 2**53).any():
         return np.array(value.to_pylist(), object)
