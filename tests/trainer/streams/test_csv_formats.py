@@ -194,3 +194,14 @@ def test_an_encoding_that_cannot_be_told_is_asked_for(tmp_path):
         Features([Numeric("a")], csv={"delimter": ";"})
     with pytest.raises(ConfigurationError, match="two signs"):
         Schema({"a": "float64"}, csv={"decimal": ",", "thousands": ","})
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_byte_order_mark_is_no_part_of_the_first_cell_where_no_line_has_the_names(tmp_path, encoding):
+    (tmp_path / "rows.csv").write_text("a,1\nb,2\n", encoding=encoding)
+    schema = Schema({"city": "str", "n": "int64"}, csv={"encoding": encoding.removesuffix("-sig")})
+    stream = FileStream(tmp_path / "rows.csv", schema, names=["city", "n"], end="at_last")
+    assert stream.poll(1, 1.0).columns["city"].tolist() == ["a"]
+    again = FileStream(tmp_path / "rows.csv", schema, names=["city", "n"], end="at_last")
+    again.seek(stream.position())
+    assert again.poll(9, 1.0).columns["city"].tolist() == ["b"]

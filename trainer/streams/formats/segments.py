@@ -29,6 +29,7 @@ _MAX_QUOTED_BYTES = 1 << 18  # maximum bytes of a multi-line record; Python's cs
 _MAX_QUOTED_LINES = 1_000  # maximum lines of a multi-line record
 _TABLE_ROWS = 65_536
 _MIN_WARNED_BYTES = 1 << 18  # minimum bytes of a block for a warning that it is read line by line
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # as UTF-8
 _MIN_SPLIT_BYTES = 1 << 13  # minimum bytes of a block that is split into halves
 
 
@@ -221,6 +222,9 @@ class CsvReader(TextReader):
             self._header_bytes = self._file.size_of(header)
             self._names = csv_header.names(header, self.path, self.format, self.decoder.schema.fields)
             self._read_header = False
+        elif not address and not self._header_bytes:
+            text, _ = self._file.read(0, len(_BYTE_ORDER_MARK) if self.format.encoding == "utf-8" else 2)
+            self._header_bytes = self._file.size_of(text) if text == _BYTE_ORDER_MARK else 0
         return super().read(max(address, self._header_bytes), finished)
 
     def _block_parser(self) -> BlockParser:
