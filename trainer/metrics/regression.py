@@ -107,8 +107,8 @@ class PoissonDeviance(OutputMetric):
         if not (predictions.min() > 0 and labels.min() >= 0):
             raise DataError(
                 "PoissonDeviance takes rates above 0 and counts not below 0; received predictions from "
-                f"{predictions.min():.6g} and labels from {labels.min():.6g}; Trainer(activation='exp') is for a "
-                "network that returns log-rates"
+                f"{predictions.min():.6g} and labels from {labels.min():.6g}; "
+                "Trainer(prediction_activation='exp') is for a network that returns log-rates"
             )
         ratio = np.divide(labels, predictions, out=np.ones_like(labels), where=labels > 0)
         return 2.0 * (labels * np.log(ratio) - labels + predictions)

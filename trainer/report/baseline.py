@@ -12,7 +12,7 @@ from callbacks import Callback
 
 from ..checks import whole
 from ..embedding.layers.embedding_cells import embedding_cells
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, DataError
 from ..features.feature_data import rows_of
 from ..features.features import Features, Inputs
 from ..metrics.adapters import BySlice
@@ -124,9 +124,13 @@ class Baseline(Callback):
             models["gradient boosting"] = BoostedTrees(features, inputs, _classes(features, inputs, trainer.loss_fn))
         except ImportError:
             logger.info("no comparison with gradient boosting: scikit-learn is not installed")
-        results = {name: _model_metrics(trainer, features, test, model.outputs(test)) for name, model in models.items()}
-        names = [name for name in results[_regression_name(trainer.loss_fn)] if name in run_metrics]
-        results = {"this run": run_metrics, **results}
+        results = {"this run": run_metrics}
+        for name, model in models.items():
+            try:
+                results[name] = _model_metrics(trainer, features, test, model.outputs(test))
+            except DataError as error:  # a regression may predict a negative count
+                logger.warning("no comparison with %s: %s", name, error)
+        names = [name for name in run_metrics if all(name in values for values in results.values())]
         return {name: {metric: values[metric] for metric in names} for name, values in results.items()}
 
     def _recalls(self, trainer: Any, label: str) -> tuple[Values, Values]:

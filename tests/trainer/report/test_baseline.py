@@ -133,3 +133,17 @@ def test_plain_models_of_counts_predict_counts_where_the_network_predicts_their_
     assert main(["fit", "t.yaml", "--baseline", *columns, *options]) == 0, capsys.readouterr()
     plain = json.loads((folder / "runs/t/metrics.json").read_text())["baseline"]["plain"]
     assert plain["ridge regression"]["rmse"] == pytest.approx(5**0.5, rel=0.15)
+
+
+def test_a_plain_model_that_a_metric_cannot_read_is_left_out(folder, capsys):
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=ROWS).round(3)
+    write_csv({"x": x, "count": rng.poisson(np.exp(x))}, folder / "t.csv")
+    columns = ["--set", "features={columns: [{kind: numeric, name: x}], label: count}", "--set", "callbacks=[]"]
+    options = ["--set", "loss=mindspore.nn.PoissonNLLLoss", "--set", "metrics=[poisson_deviance]"]
+    assert main(["fit", "t.yaml", "--baseline", *columns, *options]) == 0, capsys.readouterr()
+    said = " ".join(capsys.readouterr().err.split())
+    assert "no comparison with ridge regression: PoissonDeviance takes rates above 0" in said
+    found = json.loads((folder / "runs/t/metrics.json").read_text())["baseline"]
+    assert "ridge regression" not in found["plain"]
+    assert found["model"]["poisson_deviance"] > 0
