@@ -239,7 +239,9 @@ class Calibrator(Stateful):
         return copy._fit()
 
     def _fit(self) -> CalibrationMap:
-        fitted_slices = np.flatnonzero((self._counts >= self.least).all(axis=1))
+        has_weight = (self._sums["positives"] + self._sums["negatives"]).any(axis=1)
+        has_weight[0] = True
+        fitted_slices = np.flatnonzero((self._counts >= self.least).all(axis=1) & has_weight)
         values = np.array(list(self._slice_of), np.int64)[fitted_slices[fitted_slices > 0] - 1]
         order = np.argsort(values)
         rows = np.concatenate([[0], fitted_slices[fitted_slices > 0][order]]).astype(np.int64)

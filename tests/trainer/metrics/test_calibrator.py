@@ -135,3 +135,16 @@ def test_options_that_cannot_work_are_named(options, message):
 def test_rows_that_are_no_scores_are_refused(outputs, labels, message):
     with pytest.raises(DataError, match=message):
         calibrator().add(outputs, labels)
+
+
+@pytest.mark.parametrize("method", ["platt", "isotonic"])
+def test_a_value_whose_rows_weigh_nothing_uses_the_overall_calibration(method):
+    rng = np.random.default_rng(0)
+    logits, site = rng.normal(size=3000), np.arange(3000) % 3
+    labels = (rng.random(3000) < 1 / (1 + np.exp(-logits))).astype(np.float64)
+    made = calibrator(method=method, by="site", least=100)
+    made.add(logits, labels, np.where(site == 1, 0.0, 1.0), site)
+    fitted = made.fitted()
+    assert fitted.values.tolist() == [0, 2]
+    known, unknown = fitted(np.zeros(2), np.array([1, 99]))
+    assert known == unknown
