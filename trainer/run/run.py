@@ -138,6 +138,8 @@ class Run:
         progress.step_in_epoch += chunk.num_steps
         progress.samples_seen += chunk.all_samples
         self.cursor.position = chunk.position
+        if not chunk.position.micro_batches:
+            self.cursor.updated = chunk.position
         self.feed.source.trained_to(chunk.position)
         self.trainer.state.data_wait = self.feed.clock.share
 
@@ -323,14 +325,14 @@ def train(
         state.total_steps = steps_per_epoch(feed.size, trainer.accumulate)
         if trainer.tasks is not None:
             logger.info("tasks: %s", trainer.tasks.describe())
-        seen = state.progress.samples_seen
+        seen, cursor.updated = state.progress.samples_seen, cursor.position
         with trainer.builder.training():
             loop.train(run)
     finally:
         feed.close()
         drained = state.stop_reason is not None and state.stop_reason.kind in ("stream_end", "idle")
-        if seen is not None and not drained:  # the next call reads the prefetched rows again, also after an exception
-            feed.go_back(cursor.position, state.progress.samples_seen - seen)
+        if seen is not None and not drained:  # the next call reads again what was prefetched, or waits for an update
+            feed.go_back(cursor.updated, state.progress.samples_seen - seen)
 
 
 def _is_long(share: float, waited: float) -> bool:

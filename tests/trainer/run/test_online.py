@@ -303,3 +303,20 @@ def test_a_stream_of_batches_of_many_sizes_gets_a_warning_of_the_cost(table, cap
     caplog.clear()
     make().online_train(uneven, callbacks=[], batch_size=6)
     assert "compiled separately" not in caplog.text
+
+
+def test_a_further_call_trains_the_rows_of_an_update_that_was_not_complete():
+    random = np.random.default_rng(0)
+    sizes = (8, 4, 8, 4)
+    batches = [(random.standard_normal((rows, 4)).astype(np.float32), np.ones((rows, 1), np.float32)) for rows in sizes]
+    weights = []
+    for stops in (False, True):
+        net = nn.Dense(4, 1, weight_init="ones", bias_init="zeros")
+        trainer = Trainer(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 0.1), gradient_accumulation_steps=2)
+        stream = IterableStream(lambda: iter(batches))
+        if stops:
+            trainer.online_train(stream, [LambdaCallback(on_train_step_end=lambda trainer: trainer.stop())])
+            assert (trainer.state.progress.global_step, trainer.state.progress.samples_seen) == (0, 8)
+        trainer.online_train(stream, [])
+        weights.append(net.weight.asnumpy().copy())
+    np.testing.assert_array_equal(*weights)
