@@ -146,6 +146,11 @@ def test_a_run_killed_before_its_first_snapshot_begins_again_from_what_it_was_gi
     assert whole["val_auc"] == pytest.approx(Run.read(finished).metrics["results"]["val_auc"], abs=1e-6)
 
 
+def test_columns_of_arrays_cannot_be_kept(finished, capsys):
+    assert main(["predict", str(finished), "--output", "answers.csv", "--keep", "x"]) == 2
+    assert "predict --keep takes columns of raw rows, which need the section features" in capsys.readouterr().err
+
+
 def test_a_resume_that_is_rejected_leaves_the_results_of_the_run(finished, capsys):
     before = [(finished / name).read_bytes() for name in ("metrics.json", "history.json", "config.yaml")]
     assert main(["fit", "--resume", str(finished), "--set", "metrics=[accuracy]"]) == 2

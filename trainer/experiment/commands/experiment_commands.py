@@ -146,6 +146,7 @@ def predict(args: argparse.Namespace) -> None:
     """Write the predictions of a trained network."""
     predict_command.check_arguments(args)
     with _trained_network(args) as (config, run_dir, checkpoint):
+        config = predict_command.with_kept(config, args.keep)
         output = Path(args.output) if args.output else run_dir / predict_command.DEFAULT
         split, message = predict_command.predict(config, checkpoint, output, args.split, set_aside=args.set_aside)
     print(f"{split}: {message}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_arguments(args: argparse.Namespace) -> None:
-    """Check the arguments; turn `--keep` into an override of `features.keep`."""
+    """Check the arguments."""
     from .prediction_file import WRITERS
 
     suffix = Path(args.output or DEFAULT).suffix
@@ -57,8 +56,15 @@ def check_arguments(args: argparse.Namespace) -> None:
             raise ConfigurationError(
                 f"trainer predict {option} needs --output FILE with one of the endings {', '.join(WRITERS)}"
             )
-    if args.keep is not None:
-        args.overrides.append(f"features.keep={json.dumps(args.keep)}")
+
+
+def with_kept(config: ExperimentConfig, columns: list[str] | None) -> ExperimentConfig:
+    """Return a copy of the configuration whose predictions keep raw columns."""
+    if columns is None:
+        return config
+    if config.features is None:
+        raise ConfigurationError("trainer predict --keep takes columns of raw rows, which need the section features")
+    return config.model_copy(update={"features": {**config.features, "keep": columns}})
 
 
 def predict(
