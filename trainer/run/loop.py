@@ -100,7 +100,11 @@ def _train_epoch(run: Run) -> bool:
     finally:
         chunks.close()
     if not trained and not source.endless and not run.stopped():
-        raise DataError(f"epoch {state.progress.epoch}: the dataset delivered no batches")
+        done = run.cursor.position.batch
+        more = (
+            f" after the first {done}, where the resumed run continues; give it the limit that it had" if done else ""
+        )
+        raise DataError(f"epoch {state.progress.epoch}: the dataset delivered no batches{more}")
     return not source.endless
 
 

@@ -9,7 +9,7 @@ import pytest
 from mindspore import nn
 
 from trainer import Callback, Every, LambdaCallback, ModelCheckpoint, ReduceLROnPlateau, Trainer
-from trainer.errors import CheckpointMismatchError
+from trainer.errors import CheckpointMismatchError, DataError
 
 ROWS, BATCH = 320, 32  # ten batches
 
@@ -247,3 +247,9 @@ def test_a_snapshot_that_a_hook_saves_after_the_last_step_of_an_epoch(run, linea
     assert vars(other.state.progress) == vars(trainer.state.progress)
     assert same(whole, resumed)
     assert again.steps["val_auc"] == history.steps["val_auc"] == [10, 20, 30]
+
+
+def test_an_epoch_that_is_limited_to_fewer_batches_than_were_trained_says_so(run, linear, tmp_path):
+    run("arrays", tmp_path, {}, network=linear(), max_steps=6, sink_size=1)
+    with pytest.raises(DataError, match="no batches after the first 6, where the resumed run continues; give it"):
+        run("arrays", tmp_path, {}, network=linear(), resume=tmp_path, sink_size=1, limit_train_batches=4)
