@@ -51,7 +51,8 @@ def test_a_cost_that_is_not_finite_is_unknown(folders, monkeypatch):
     assert row[-1] == "unknown"
 
 
-def test_a_configuration_of_other_software_among_the_runs_is_passed_over(folders, tmp_path):
+def test_a_configuration_of_other_software_among_the_runs_is_passed_over(folders, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
     for name in ("one", "two"):
         (tmp_path / name / "versions.json").write_text(json.dumps({"command": "fit"}))
     (tmp_path / "chart").mkdir()

@@ -8,6 +8,8 @@ these counts, so lookups stay fast when ids come and go. A map that gets too ful
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 
 from ...native.memory import zeros
@@ -55,9 +57,9 @@ class Buckets:
 
     def copy(self) -> Buckets:
         """Return a copy that changes independently."""
-        copy = Buckets(len(self))
-        copy._keys[:], copy._rows[:], copy._full_counts[:] = self._keys, self._rows, self._full_counts
-        return copy
+        result = Buckets(len(self))
+        result._keys[:], result._rows[:], result._full_counts[:] = self._keys, self._rows, self._full_counts
+        return result
 
     def get(self, ids: np.ndarray) -> np.ndarray:
         """Return the row number of every id, int32 [n] for int64 [n]; -1 where unknown."""
@@ -123,9 +125,9 @@ class IdMap:
 
     def copy(self) -> IdMap:
         """Return a copy that changes independently."""
-        copy = IdMap()
-        copy._table, copy._zero_key_row, copy._size = self._table.copy(), self._zero_key_row, self._size
-        return copy
+        result = copy.copy(self)
+        result._table, result.users = self._table.copy(), 1
+        return result
 
     def kernel_arguments(self) -> list[int]:
         """Return the row of `ZERO_KEY_ID` and `Buckets.addresses`, for kernels.

@@ -43,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check_arguments(args: argparse.Namespace) -> None:
     """Raise ConfigurationError if an option would be ignored."""
-    for name in ("item", "user"):
-        if getattr(args, f"{name}_id") is not None and getattr(args, f"{name}s") is None:
+    for name, column, rows in (("item", args.item_id, args.items), ("user", args.user_id, args.users)):
+        if column is not None and rows is None:
             raise ConfigurationError(f"trainer export --{name}-id names a column of --{name}s FILE, which is not given")
     for option, given in (("--output", args.output is not None), ("--no-onnx", args.no_onnx)):
         if given and args.publish is not None:
