@@ -110,7 +110,8 @@ def _check_task_order(network: nn.Cell, loss_fn: Any) -> None:
 
     Each output would learn the label of another task.
     """
-    if not isinstance(loss_fn, MultiTaskLoss) or not getattr(type(network), "outputs_follow_tasks", False):
+    # A subclass may return its outputs in another form.
+    if not isinstance(loss_fn, MultiTaskLoss) or not vars(type(network)).get("outputs_follow_tasks", False):
         return
     tasks = tuple(network.tasks)
     if tasks != loss_fn.tasks and set(tasks) == set(loss_fn.tasks):

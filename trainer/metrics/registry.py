@@ -339,3 +339,18 @@ def metrics_of_task(metrics: Mapping[str, Any], task: str, tasks: Sequence[str])
     """
     split = {name: split_task(name, tasks) for name in metrics}
     return {split[name][1]: metric for name, metric in metrics.items() if split[name][0] == task}
+
+
+def copies_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return copies of metrics.
+
+    A metric that cannot be copied, such as one that holds a file, is returned itself.
+    """
+    copies, memo = dict[str, Any](), dict[int, Any]()
+    for name, metric in metrics.items():
+        try:
+            copies[name] = copy.deepcopy(metric, memo)
+        except Exception:  # whatever a user's metric raises
+            copies[name] = metric
+            memo.clear()  # it may hold parts of the failed copy
+    return copies

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import logging
 import threading
 from collections.abc import Iterable, Iterator
@@ -15,6 +14,7 @@ from callbacks import Callback, CallbackList, History, ProgressBar, adapt
 from ..checkpoint.saver import FOLDER
 from ..data.waiting import Interrupted
 from ..errors import ConfigurationError
+from ..metrics.registry import copies_of
 from ..mindspore_internals.compilation import notebook_sources, redirect_graph_dumps
 from ..mindspore_internals.execution import check_not_forked
 from ..state import Phase
@@ -124,7 +124,7 @@ def _nested(trainer: TrainerBase, phase: Phase, callbacks: Any) -> Iterator[Stop
     trainer.callbacks, trainer.history = make_callbacks(callbacks, main=trainer.group.is_main)
     state.phase = phase
     if phase is Phase.EVALUATE:  # a window or a validation may be adding rows to the metrics of the run
-        trainer.metrics = copy.deepcopy(trainer.metrics)
+        trainer.metrics = copies_of(trainer.metrics)
     try:
         yield StopOnSignal(lambda name: None)  # the run's own handlers stay in place
     finally:

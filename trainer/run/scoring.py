@@ -20,7 +20,7 @@ from ..metrics.defaults import default_metrics, meaning_of, possible_targets, se
 from ..metrics.loss import Loss
 from ..metrics.predictions import Activation, activate
 from ..metrics.prequential import PrequentialMetrics
-from ..metrics.registry import clear_metrics, group_of, metrics_of_task
+from ..metrics.registry import clear_metrics, copies_of, group_of, metrics_of_task
 from ..metrics.window import Window
 from ..metrics.window_metric import Direction, WindowMetric
 from ..state import StepOutputs
@@ -60,7 +60,7 @@ class Scoring:
         self._multi = loss_fn if isinstance(loss_fn, MultiTaskLoss) else None
         self._tasks: tuple[str, ...] = self._multi.tasks if self._multi is not None else ("",)
         # Copies, because an evaluation during the run clears the trainer's metrics.
-        self._chosen = {name: copy.deepcopy(metric) for name, metric in chosen.items() if not isinstance(metric, Loss)}
+        self._chosen = copies_of({name: metric for name, metric in chosen.items() if not isinstance(metric, Loss)})
         unmergeable = [metric for metric in self._chosen.values() if not isinstance(metric, WindowMetric)]
         if unmergeable and processes > 1:
             raise ConfigurationError(

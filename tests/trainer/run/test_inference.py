@@ -275,6 +275,23 @@ class Own:
         return self.sum / self.rows
 
 
+class Locked(Own):
+    """A metric that cannot be copied."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+
+def test_a_metric_that_cannot_be_copied_is_measured_in_windows_and_by_callbacks(linear, cancer, batches):
+    network = linear()
+    trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1), {"own": Locked()})
+    measured = []
+    ask = LambdaCallback(on_train_epoch_end=lambda trainer: measured.append(trainer.evaluate(cancer, batch_size=100)))
+    trainer.fit(batches(64, 2), 1, callbacks=[ask])
+    trainer.online_train(batches(64, 4), [], window=128)
+    assert np.isfinite([measured[0]["own"], *trainer.history.history["window_own"]]).all()
+
+
 @pytest.mark.parametrize("hook", ["on_eval_begin", "on_eval_step_end", "on_train_step_end", "on_window_end"])
 def test_what_a_callback_evaluates_is_not_counted_in_a_validation_or_a_window(linear, cancer, batches, hook):
     def ask(trainer):

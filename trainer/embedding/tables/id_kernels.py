@@ -149,8 +149,8 @@ def get_or_add_ids(keys, rows, full_counts, choices, ids, first, out, new):
                     cell = _free_cell(key_of, full_count_of, mask, choices, _mix(ids[i]))
                     stopped = cell < 0
                     if not stopped:
+                        rows[cell] = np.int32(first + count)  # first the row, because other threads may read the cell
                         keys[cell] = key
-                        rows[cell] = np.int32(first + count)
                         new[count] = i
                         count += 1
             out[i] = rows[cell] if cell >= 0 else -1
@@ -173,8 +173,8 @@ def insert_ids(keys, rows, full_counts, choices, ids, new_rows, overflow):
         if i >= 0:
             cell = _free_cell(key_of, full_count_of, mask, choices, _mix(ids[i]))
             if cell >= 0:
-                keys[cell] = ids[i] ^ _ZERO_KEY_ID
                 rows[cell] = new_rows[i]
+                keys[cell] = ids[i] ^ _ZERO_KEY_ID
             else:
                 overflow[count] = i
                 count += 1
