@@ -149,10 +149,9 @@ def ids_of(rng, count):
     return rng.zipf(1.2, count) % 50_000
 
 
-def test_tables_fed_by_the_same_ids_share_one_id_map_until_one_of_them_changes_alone():
-    rng = np.random.default_rng(2)
-    tables, apart = make("abc"), make("abc")
-    planner, lone = planner_of(tables, [0, 0, 0]), [planner_of([table], [0]) for table in apart]
+def trainer_of_both(rng, tables, apart):
+    """A function that trains the same ids in tables that share their ids and in tables that do not."""
+    planner, lone = planner_of(tables, [0] * len(tables)), [planner_of([table], [0]) for table in apart]
 
     def train_both():
         ids = ids_of(rng, 500)
@@ -160,6 +159,14 @@ def test_tables_fed_by_the_same_ids_share_one_id_map_until_one_of_them_changes_a
         for table, alone in zip(apart, lone, strict=True):
             run([table], alone, [ids])
         assert_same_contents(tables, apart)
+
+    return train_both
+
+
+def test_tables_fed_by_the_same_ids_share_one_id_map_until_one_of_them_changes_alone():
+    rng = np.random.default_rng(2)
+    tables, apart = make("abc"), make("abc")
+    train_both = trainer_of_both(rng, tables, apart)
 
     for _ in range(10):
         train_both()
@@ -245,14 +252,7 @@ def test_another_network_that_feeds_the_tables_with_different_ids_parts_them():
 def test_tables_that_are_given_the_same_ids_in_turn_keep_their_shared_map():
     rng = np.random.default_rng(5)
     tables, apart = make("abc"), make("abc")
-    planner, lone = planner_of(tables, [0, 0, 0]), [planner_of([table], [0]) for table in apart]
-
-    def train_both():
-        ids = ids_of(rng, 500)
-        run(tables, planner, [ids])
-        for table, alone in zip(apart, lone, strict=True):
-            run([table], alone, [ids])
-        assert_same_contents(tables, apart)
+    train_both = trainer_of_both(rng, tables, apart)
 
     def put(given, ids):
         for table in given:
