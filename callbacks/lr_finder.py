@@ -30,8 +30,8 @@ class LRFinder(Callback):
     `fit(..., sink_size=1)`.
 
     Args:
-        least, most: first and last learning rate.
-        steps: number of calls from `least` to `most`.
+        min_lr, max_lr: first and last learning rate.
+        steps: number of calls from `min_lr` to `max_lr`.
 
     Attributes:
         rates, losses: learning rate and smoothed loss of each call.
@@ -43,9 +43,9 @@ class LRFinder(Callback):
             network has sparse tables.
     """
 
-    def __init__(self, least: float = 1e-7, most: float = 1.0, steps: int = 100) -> None:
-        self.least = number("LRFinder(least=...)", least, above=0)
-        self.most = number("LRFinder(most=...)", most, above=self.least)
+    def __init__(self, min_lr: float = 1e-7, max_lr: float = 1.0, steps: int = 100) -> None:
+        self.min_lr = number("LRFinder(min_lr=...)", min_lr, above=0)
+        self.max_lr = number("LRFinder(max_lr=...)", max_lr, above=self.min_lr)
         self.steps = whole("LRFinder(steps=...)", steps, 10)
         self.rates: list[float] = []
         self.losses: list[float] = []
@@ -68,7 +68,7 @@ class LRFinder(Callback):
         self._rate = trainer.learning_rate
         self.rates, self.losses, self.suggestion = [], [], None
         self._mean = 0.0
-        trainer.learning_rate = self.least
+        trainer.learning_rate = self.min_lr
 
     def on_train_step_end(self, trainer: Trainer) -> None:
         done, rate = len(self.rates) + 1, trainer.learning_rate
@@ -83,7 +83,7 @@ class LRFinder(Callback):
         if not math.isfinite(loss) or (done > IGNORED_POINTS and loss > limit):
             trainer.stop(f"LRFinder: the loss diverges at a learning rate of {rate:.3g}", kind="callback")
         else:
-            trainer.learning_rate = self.least * (self.most / self.least) ** (done / (self.steps - 1))
+            trainer.learning_rate = self.min_lr * (self.max_lr / self.min_lr) ** (done / (self.steps - 1))
 
     def on_train_end(self, trainer: Trainer) -> None:
         import numpy as np

@@ -192,7 +192,7 @@ class AdaptedCallback(Callback):
             loss_fn=trainer.loss_fn,
             epoch_num=1 if limit is None else limit - trainer.base["epoch"],
             cur_step_num=self._epoch_and_step(trainer)[1],
-            batch_num=state.total_steps or UNKNOWN_SIZE,
+            batch_num=state.steps_per_epoch or UNKNOWN_SIZE,
             dataset_sink_mode=False,
             train_dataset=trainer.train_dataset,
             parallel_mode="stand_alone" if trainer.group.size == 1 else "data_parallel",
@@ -223,8 +223,8 @@ class AdaptedCallback(Callback):
 
     def on_train_epoch_begin(self, trainer: Trainer) -> None:
         self._params["cur_epoch_num"] = self._epoch_and_step(trainer)[0]
-        if trainer.state.total_steps is not None:  # known after the first epoch, even for data without a size
-            self._params["batch_num"] = trainer.state.total_steps
+        if trainer.state.steps_per_epoch is not None:  # known after the first epoch, even for data without a size
+            self._params["batch_num"] = trainer.state.steps_per_epoch
         self._in_epoch = True
         self._first_step = trainer.state.progress.global_step - trainer.state.progress.step_in_epoch
         self._call("on_train_epoch_begin", trainer)
@@ -250,7 +250,7 @@ class AdaptedCallback(Callback):
         if trainer.state.outputs is not None:
             self._set_outputs(trainer)
         steps = trainer.state.progress.global_step - self._first_step
-        self._params["batch_num"] = trainer.state.total_steps or max(1, steps)
+        self._params["batch_num"] = trainer.state.steps_per_epoch or max(1, steps)
         self._call("on_train_epoch_end", trainer)
         self._params.pop("metrics", None)
         self._params.pop("eval_results", None)

@@ -212,7 +212,7 @@ class ProgressBar(Callback):
 
     def _draw(self, trainer: Trainer, loss: dict[str, float]) -> None:
         done = trainer.state.progress.global_step - self._first_step
-        total = None if self._online else trainer.state.total_steps
+        total = None if self._online else trainer.state.steps_per_epoch
         title, parts = self._title(trainer), self._parts(trainer, loss)
         if total is None:
             parts.insert(0, (1, f"{done:,} steps"))

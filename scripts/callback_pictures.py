@@ -82,7 +82,7 @@ def lr_finder() -> str:
     make_trainer(1e-3).fit(digits()[0], epochs=100, batch_size=BATCH, sink_size=1, callbacks=[finder])
     return chart_svg(
         {"loss": (finder.rates, finder.losses)},
-        f"Loss over learning rate, {finder.least:g} to {finder.most:g}",
+        f"Loss over learning rate, {finder.min_lr:g} to {finder.max_lr:g}",
         "learning rate",
         "smoothed loss",
         log_x=True,

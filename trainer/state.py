@@ -117,14 +117,14 @@ class StepOutputs:
         has_denominators: whether the program returns the denominator of each loss; without it, the denominator is the
             number of rows.
         chunk: the trained chunk.
-        num_steps: number of batches trained on, at most K; with gradient accumulation, the number of micro-batches.
+        num_batches: number of batches trained on, at most K; with gradient accumulation, the number of micro-batches.
         num_samples: rows trained on by all processes.
     """
 
     losses_device: Any
     predictions_device: Any
     chunk: Any
-    num_steps: int
+    num_batches: int
     num_samples: int
     returned: Any = None
     has_denominators: bool = False
@@ -133,14 +133,14 @@ class StepOutputs:
 
     @property
     def losses(self) -> np.ndarray:
-        """Loss of each batch (or micro-batch) of the call, shape [num_steps], float32."""
+        """Loss of each batch (or micro-batch) of the call, shape [num_batches], float32."""
         if self._losses is None:
             device = self.losses_device
             if device.ndim == 0:
                 self._losses = np.array([device.item()], np.float32)  # `item` is five times as fast as `asnumpy`
             else:
                 values = host_copy(device).astype(np.float32, copy=False).reshape(-1, self.values_per_loss)
-                self._losses = values[: self.num_steps, 0]
+                self._losses = values[: self.num_batches, 0]
         return self._losses
 
     @property
@@ -191,7 +191,7 @@ class State:
         phase: what the trainer is doing.
         progress: the counters.
         limits: limits of the current run (`trainer.run.limits.Limits`), or None.
-        total_steps: optimizer steps per epoch if the data has a size, else None.
+        steps_per_epoch: optimizer steps per epoch if the data has a size, else None.
         chunk: the chunk to train next, while on_train_step_begin runs (`trainer.data.chunk.Chunk`).
         outputs: results of the last program call (`StepOutputs`), or None.
         train_loss: sample-weighted mean loss of the epoch that just ended (set before on_train_epoch_end), or None.
@@ -218,7 +218,7 @@ class State:
     phase: Phase = Phase.IDLE
     progress: Progress = field(default_factory=Progress)
     limits: Any = None
-    total_steps: int | None = None
+    steps_per_epoch: int | None = None
     chunk: Any = None
     outputs: StepOutputs | None = None
     train_loss: float | None = None

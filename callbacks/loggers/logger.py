@@ -84,7 +84,7 @@ class Logger(Callback):
         self._is_open = True
         if self.every is not None:
             self.every.start(progress)
-        total, limits = trainer.state.total_steps, trainer.state.limits
+        total, limits = trainer.state.steps_per_epoch, trainer.state.limits
         step_limits = () if limits is None else (limits.steps, total and limits.epochs and total * limits.epochs)
         self._stride = max(1, min(filter(None, step_limits), default=0) // MIN_POINTS)
         self._stride_start = progress.global_step

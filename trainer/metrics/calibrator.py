@@ -36,8 +36,8 @@ class Calibrator(Stateful):
             traffic. None if no negatives were dropped, or if row weights already correct for it.
         half_life: number of stream rows after which the weight of a row has halved. It is at most half of the rows seen
             so far.
-        least: minimum number of rows of each class. Values of `by` with fewer rows, and unknown values, use the overall
-            calibration.
+        min_rows: minimum number of rows of each class. Values of `by` with fewer rows, and unknown values, use the
+            overall calibration.
         max_values: maximum number of values of `by` with their own calibration, in the order of their first rows.
 
     Raises:
@@ -53,7 +53,7 @@ class Calibrator(Stateful):
         *,
         negative_sampling_rate: float | None = None,
         half_life: int = 1_000_000,
-        least: int = 100,
+        min_rows: int = 100,
         max_values: int = 500,
     ) -> None:
         self.method = choice("calibration: method", method, METHODS)
@@ -70,7 +70,7 @@ class Calibrator(Stateful):
         )
         self.negative_sampling_rate = rate
         self.half_life = whole("calibration: half_life", half_life)
-        self.least = whole("calibration: least", least)
+        self.min_rows = whole("calibration: min_rows", min_rows)
         self.max_values = whole("calibration: max_values", max_values)
         self.column: str | None = by
         self.index: int | None = None
@@ -91,7 +91,7 @@ class Calibrator(Stateful):
         try:
             return cls(**value)
         except TypeError:
-            known = ("method", "by", "negative_sampling_rate", "half_life", "least", "max_values")
+            known = ("method", "by", "negative_sampling_rate", "half_life", "min_rows", "max_values")
             wrong = next((name for name in value if name not in known), value)
             raise ConfigurationError(
                 f"calibration takes {', '.join(known)}; received {wrong!r}{did_you_mean(str(wrong), known)}"
@@ -206,32 +206,34 @@ class Calibrator(Stateful):
         """Whether enough rows of both classes have been added."""
         buffered = self._buffer.peek()
         positives = float(buffered[1].sum()) if buffered else 0.0
-        return bool((self._counts[0] + (self._buffer.rows - positives, positives) >= self.least).all())
+        return bool((self._counts[0] + (self._buffer.rows - positives, positives) >= self.min_rows).all())
 
     def current(self) -> CalibrationMap | None:
         """Return the calibration from all full blocks, or None if rows are too few."""
         if not self._is_current:
             self._is_current = True
-            self._current = self._fit() if (self._counts[0] >= self.least).all() else None
+            self._current = self._fit() if (self._counts[0] >= self.min_rows).all() else None
         return self._current
 
     def fitted(self) -> CalibrationMap:
         """Return the calibration from all rows added.
 
         Raises:
-            DataError: there are fewer than `least` rows of a class.
+            DataError: there are fewer than `min_rows` rows of a class.
         """
         self.catch_up()
         if not self.is_learned:
             raise DataError(
-                f"the calibration has too few rows: it needs {self.least} rows of each class, from the windows of "
+                f"the calibration has too few rows: it needs {self.min_rows} rows of each class, from the windows of "
                 "online_train or from fit(valid_dataset=...); without it there is no probability"
             )
         if not self._buffer.rows:
             current = self.current()
             assert current is not None
             return current
-        copy = Calibrator(self.method, self.by, half_life=self.half_life, least=self.least, max_values=self.max_values)
+        copy = Calibrator(
+            self.method, self.by, half_life=self.half_life, min_rows=self.min_rows, max_values=self.max_values
+        )
         copy.negative_sampling_rate, copy._activation = self.negative_sampling_rate, self._activation
         copy.column, copy.index = self.column, self.index
         copy.load_state_dict(self.state_dict())
@@ -241,7 +243,7 @@ class Calibrator(Stateful):
     def _fit(self) -> CalibrationMap:
         has_weight = (self._sums["positives"] + self._sums["negatives"]).any(axis=1)
         has_weight[0] = True
-        fitted_slices = np.flatnonzero((self._counts >= self.least).all(axis=1) & has_weight)
+        fitted_slices = np.flatnonzero((self._counts >= self.min_rows).all(axis=1) & has_weight)
         values = np.array(list(self._slice_of), np.int64)[fitted_slices[fitted_slices > 0] - 1]
         order = np.argsort(values)
         rows = np.concatenate([[0], fitted_slices[fitted_slices > 0][order]]).astype(np.int64)

@@ -23,15 +23,16 @@ class ItemIndex:
         vectors: float [I, width].
         method: "exact" compares every item with NumPy; recommended up to about 100,000 items. "hnsw" searches a graph
             of neighbours (Y. Malkov, D. Yashunin, IEEE TPAMI 2020) with Faiss (extra [retrieval]) and may miss items.
-        links: number of neighbours of each item in the graph, for "hnsw". A higher number gives better results and a
+        m: number of neighbours of each item in the graph, for "hnsw". A higher number gives better results and a
             larger graph.
-        effort: number of items examined per query, for "hnsw". A higher number gives better results and slower queries.
+        ef_search: number of items examined per query, for "hnsw". A higher number gives better results and slower
+            queries.
 
     Raises:
         ConfigurationError: invalid arguments, a duplicate id, or Faiss is missing.
     """
 
-    def __init__(self, ids: Any, vectors: Any, method: str = "exact", *, links: int = 32, effort: int = 128) -> None:
+    def __init__(self, ids: Any, vectors: Any, method: str = "exact", *, m: int = 32, ef_search: int = 128) -> None:
         self.ids, self.vectors = checked_ids(ids), checked_vectors("vectors", vectors)
         if len(self.ids) != len(self.vectors) or not len(self.ids):
             raise ConfigurationError(
@@ -39,9 +40,9 @@ class ItemIndex:
                 f"and {len(self.vectors)} vectors"
             )
         self.method = choice("ItemIndex(method=...)", method, ("exact", "hnsw"))
-        whole("ItemIndex(links=...)", links, 2)
-        self.effort = whole("ItemIndex(effort=...)", effort)
-        self._graph = None if method == "exact" else _neighbour_graph(self.vectors, links, effort)
+        whole("ItemIndex(m=...)", m, 2)
+        self.ef_search = whole("ItemIndex(ef_search=...)", ef_search)
+        self._graph = None if method == "exact" else _neighbour_graph(self.vectors, m, ef_search)
         self._order = np.argsort(self.ids, kind="stable")
 
     @classmethod
@@ -160,15 +161,15 @@ class ItemIndex:
             return among[indices], scores
         if self._graph is None:
             return top_items(users, self.vectors, count)
-        self._graph.hnsw.efSearch = max(self.effort, count)
+        self._graph.hnsw.efSearch = max(self.ef_search, count)
         scores, indices = self._graph.search(users, count)
         return np.where(indices < 0, 0, indices), np.where(indices < 0, np.float32(-np.inf), scores)
 
 
-def _neighbour_graph(vectors: np.ndarray, links: int, effort: int) -> Any:
+def _neighbour_graph(vectors: np.ndarray, m: int, ef_search: int) -> Any:
     faiss = _faiss()
-    graph = faiss.IndexHNSWFlat(vectors.shape[1], links, faiss.METRIC_INNER_PRODUCT)
-    graph.hnsw.efConstruction = max(2 * links, effort)
+    graph = faiss.IndexHNSWFlat(vectors.shape[1], m, faiss.METRIC_INNER_PRODUCT)
+    graph.hnsw.efConstruction = max(2 * m, ef_search)
     graph.add(vectors)
     return graph
 

@@ -191,7 +191,7 @@ class Run:
         state.train_loss, state.task_losses = mean_losses(self.cursor.meter, tasks)
         if tasks is not None:
             logger.info("epoch %d: %s", state.progress.epoch, tasks.describe(state.task_losses))
-        state.total_steps = state.progress.step_in_epoch
+        state.steps_per_epoch = state.progress.step_in_epoch
         state.progress.epoch += 1
         state.progress.step_in_epoch = 0
 
@@ -322,7 +322,7 @@ def train(
         run = Run(trainer, feed, options, limits, cursor, online=online, **fields)
         trainer.run, state.limits = run, limits
         feed.source.last_epoch = limits.epochs
-        state.total_steps = steps_per_epoch(feed.size, trainer.accumulate)
+        state.steps_per_epoch = steps_per_epoch(feed.size, trainer.accumulate)
         if trainer.tasks is not None:
             logger.info("tasks: %s", trainer.tasks.describe())
         seen, cursor.updated = state.progress.samples_seen, cursor.position

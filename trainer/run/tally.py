@@ -215,9 +215,9 @@ class LossMeter:
 
     def add(self, outputs: StepOutputs) -> None:
         """Add the losses of one call; they are summed up every `MAX_PENDING_CALLS` calls."""
-        self._losses.add(outputs.losses_device, outputs.num_steps * outputs.values_per_loss)
+        self._losses.add(outputs.losses_device, outputs.num_batches * outputs.values_per_loss)
         self._has_denominators = outputs.has_denominators
-        self._calls.append((outputs.num_steps, outputs.num_samples))
+        self._calls.append((outputs.num_batches, outputs.num_samples))
         if len(self._calls) >= MAX_PENDING_CALLS:
             self._sum_up()
 

@@ -21,7 +21,7 @@ class Sharing(enum.Enum):
 
     Attributes:
         ALONE: the stream cannot be divided; only a single process can read it.
-        PARTITIONED: each rank reads its own partitions, assigned by `Stream.deal`.
+        PARTITIONED: each rank reads its own partitions, assigned by `Stream.assign_partitions`.
         REPEATABLE: every rank reads the same rows in the same order. Each of n ranks keeps every n-th batch.
     """
 
@@ -70,7 +70,7 @@ class Stream:
         if self.schema is None:
             self.schema = schema
 
-    def deal(self, rank: int, world: int) -> None:
+    def assign_partitions(self, rank: int, world: int) -> None:
         """Read only the partitions of one rank; called before the first read.
 
         The assignment depends only on partition names, so exactly one rank reads each partition, including partitions
@@ -81,7 +81,7 @@ class Stream:
             rank: index of this process.
             world: number of processes.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} is PARTITIONED: it needs assign_partitions(rank, world)")
 
     def join(self, positions: Sequence[Position]) -> Position:
         """Merge the positions of all ranks, in rank order, into one for the whole stream."""

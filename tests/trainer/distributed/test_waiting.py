@@ -322,7 +322,7 @@ class Histories(Stream):
         [[[1], [2, 3, 4]], [[1, 2], [3]], [[5, 6], [7, 8]]],
     )
 
-    def deal(self, rank, world):
+    def assign_partitions(self, rank, world):
         self.rank, self.at = rank, 0
 
     def poll(self, max_rows, timeout=0.0):

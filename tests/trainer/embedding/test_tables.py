@@ -447,7 +447,7 @@ class Computed(nn.Cell):
 
 
 def test_ids_that_were_computed_with_are_refused():
-    with pytest.raises(ConfigurationError, match=r"'computed' receives do not come unchanged .*columns: user.*field="):
+    with pytest.raises(ConfigurationError, match=r"'computed' receives do not come unchanged .*columns: user.*column="):
         SparseTables(Computed(), [np.zeros((4, 2), np.int64)], ("user",))
 
 
@@ -457,8 +457,8 @@ def test_a_dense_table_takes_computed_numbers():
 
 
 def test_a_field_must_exist():
-    with pytest.raises(ConfigurationError, match=r"field 'usr' is not an input column; .*did you mean 'user'"):
-        SparseTables(Deep(Embedding(DIM, field="usr")), [np.zeros((4, FIELDS), np.int64)], ("user",))
+    with pytest.raises(ConfigurationError, match=r"column='usr'\) is not an input column; .*did you mean 'user'"):
+        SparseTables(Deep(Embedding(DIM, column="usr")), [np.zeros((4, FIELDS), np.int64)], ("user",))
 
 
 def test_small_tables_are_dense_parameters_with_checked_ids():

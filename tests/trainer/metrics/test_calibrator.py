@@ -47,7 +47,7 @@ def test_each_value_has_its_own_and_thin_or_unknown_ones_the_overall_calibration
     logits, labels, ids, truth = scored()
     outputs = {"identity": 1 / (1 + np.exp(-logits.astype(np.float64))), "softmax": np.stack([-logits, 0 * logits], 1)}
     outputs = outputs.get(activation, logits[:, None])
-    made = calibrator(activation, method=method, by="site", half_life=10 * ROWS, least=200)
+    made = calibrator(activation, method=method, by="site", half_life=10 * ROWS, min_rows=200)
     made.add(outputs, labels, None, ids)
     fitted = made.fitted()
     assert fitted.values.tolist() == [3, 7]
@@ -99,7 +99,7 @@ def test_old_rows_are_forgotten():
 
 
 def test_before_enough_rows_of_both_classes_there_is_no_probability():
-    made = calibrator(least=50)
+    made = calibrator(min_rows=50)
     made.add(np.zeros(1000), np.zeros(1000))
     assert not made.is_learned
     assert made.current() is None
@@ -116,7 +116,7 @@ def test_before_enough_rows_of_both_classes_there_is_no_probability():
         (7, "received 7"),
         ({"method": "isotonic", "bye": "x"}, "received 'bye'; did you mean 'by'"),
         ({"negative_sampling_rate": 1.5}, "negative_sampling_rate"),
-        ({"least": 0}, "least"),
+        ({"min_rows": 0}, "min_rows"),
     ],
 )
 def test_options_that_cannot_work_are_named(options, message):
@@ -142,7 +142,7 @@ def test_a_value_whose_rows_weigh_nothing_uses_the_overall_calibration(method):
     rng = np.random.default_rng(0)
     logits, site = rng.normal(size=3000), np.arange(3000) % 3
     labels = (rng.random(3000) < 1 / (1 + np.exp(-logits))).astype(np.float64)
-    made = calibrator(method=method, by="site", least=100)
+    made = calibrator(method=method, by="site", min_rows=100)
     made.add(logits, labels, np.where(site == 1, 0.0, 1.0), site)
     fitted = made.fitted()
     assert fitted.values.tolist() == [0, 2]

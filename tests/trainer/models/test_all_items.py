@@ -124,9 +124,9 @@ def test_negatives_are_drawn_uniformly_from_what_the_user_has_not_chosen(text):
 
 
 def test_users_and_items_of_few_rows_are_left_out_until_none_is_left():
-    part = interactions(table(), "train", "random", least_of_user=15, least_of_item=4, shares=(0.98, 0.01, 0.01))
+    part = interactions(table(), "train", "random", min_per_user=15, min_per_item=4, shares=(0.98, 0.01, 0.01))
     rows = {name: part[name] for name in ("user", "item")}
-    whole = [interactions(table(), p, "random", least_of_user=15, least_of_item=4) for p in ("train", "valid", "test")]
+    whole = [interactions(table(), p, "random", min_per_user=15, min_per_item=4) for p in ("train", "valid", "test")]
     for name, least in (("user", 15), ("item", 4)):
         assert np.unique(np.concatenate([p[name] for p in whole]), return_counts=True)[1].min() >= least
         assert len(rows[name])
@@ -177,7 +177,7 @@ def test_a_row_that_does_not_fit_is_named(line, message, tmp_path):
         ),
         (lambda: interactions(table(), "test", "random", shares=(0.5, 0.1, 0.1)), ConfigurationError, "add up to 1"),
         (lambda: interactions(table(), "test", "random", user="usr"), DataError, "did you mean 'user'"),
-        (lambda: interactions(table(), "test", "random", least_of_user=999), DataError, "no rows left with 999"),
+        (lambda: interactions(table(), "test", "random", min_per_user=999), DataError, "no rows left with 999"),
         (lambda: interactions("none.csv", "test", "random"), DataError, "no such file"),
         (lambda: interactions(table(), "train", time="time", history="h", negatives=1), ConfigurationError, "combined"),
         (

@@ -95,7 +95,7 @@ def test_from_the_middle_of_an_epoch_bit_for_bit(kind, amp_level, accumulate, si
     resumed, resumed_history, again = run(
         kind, tmp_path / "more", options, resume=tmp_path / f"step_{step:08d}", callbacks=[Begin()], sink_size=sink_size
     )
-    assert 0 < steps_in_epoch[0] < trainer.state.total_steps
+    assert 0 < steps_in_epoch[0] < trainer.state.steps_per_epoch
     assert same(whole, resumed)
     assert resumed_history.history == history.history
     assert vars(again.state.progress) == vars(trainer.state.progress)
@@ -196,7 +196,7 @@ def test_a_snapshot_saved_after_a_training_goes_on_with_the_epoch_that_comes(
     resumed, _, again = run("arrays", tmp_path / "more", {}, network=linear(1), sink_size=1, resume=tmp_path)
     assert same(whole, resumed) == (stopped == 20)
     progress = again.state.progress
-    assert (progress.epoch, progress.global_step, again.state.total_steps) == (3, ended, 10)
+    assert (progress.epoch, progress.global_step, again.state.steps_per_epoch) == (3, ended, 10)
 
 
 @pytest.mark.parametrize("every", [Every(epochs=1), Every(steps=6)])

@@ -171,7 +171,7 @@ def test_fit_learns_from_the_validation_of_the_weights_it_keeps(tmp_path):
 
 
 def test_no_version_comes_before_the_calibration(tmp_path):
-    trainer, publish = make_trainer({**OPTIONS, "least": 10_000}), Publish(tmp_path, Every(steps=1))
+    trainer, publish = make_trainer({**OPTIONS, "min_rows": 10_000}), Publish(tmp_path, Every(steps=1))
     trainer.online_train(batches(sampled(traffic(3_000)[0])), window=WINDOW, callbacks=[publish])
     assert "the calibration has too few rows: it needs 10000 rows of each class" in publish.problem
     assert not (tmp_path / "current.json").exists()

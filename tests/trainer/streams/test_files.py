@@ -392,7 +392,7 @@ def test_a_folder_is_listed_when_it_changed_and_not_for_each_segment(folder, sch
     os.utime(folder, (1e9 + 0.5, 1e9 + 0.5))
     stream = FileStream(folder, schema)
     if laned:
-        stream.deal(0, 1)
+        stream.assign_partitions(0, 1)
     taken = 0
     for _ in range(10):
         taken += stream.poll(2, 1.0).rows
@@ -416,7 +416,7 @@ def test_rows_that_come_after_their_segment_was_left_are_told_of_and_counted(
     def open_stream():
         stream = FileStream(folder, schema, poll_interval=0.01)
         if laned:
-            stream.deal(0, 1)
+            stream.assign_partitions(0, 1)
         return stream
 
     def read_to_the_end(stream):

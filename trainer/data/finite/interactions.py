@@ -79,8 +79,8 @@ def interactions(
     history: str | None = None,
     length: int = 50,
     shares: Sequence[float] = (0.8, 0.1, 0.1),
-    least_of_user: int = 1,
-    least_of_item: int = 1,
+    min_per_user: int = 1,
+    min_per_item: int = 1,
     negatives: int = 0,
     seed: int = 0,
 ) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def interactions(
         history: name of an added column: the items that the user chose before, at most `length`, newest last. One
             training row then stands for up to `length` choices, for models that learn at every position of a history
             (`sasrec`, `hstu`): each item that a user chose, except the first, is predicted in exactly one row.
-        least_of_user, least_of_item: minimum interactions of a user and of an item. Users and items with fewer are
+        min_per_user, min_per_item: minimum interactions of a user and of an item. Users and items with fewer are
             removed repeatedly until all remaining ones have enough (a k-core, like RecBole's `user_inter_num_interval`
             and `item_inter_num_interval`).
         negatives: number of items per row in the added column ``negatives``, drawn uniformly from the items that the
@@ -115,7 +115,7 @@ def interactions(
     """
     choice("interactions(part=...)", part, PARTS)
     choice("interactions(by=...)", by, WAYS)
-    for name, value in (("length", length), ("least_of_user", least_of_user), ("least_of_item", least_of_item)):
+    for name, value in (("length", length), ("min_per_user", min_per_user), ("min_per_item", min_per_item)):
         whole(f"interactions({name}=...)", value)
     whole("interactions(negatives=...)", negatives, 0)
     if negatives and history is not None:
@@ -134,9 +134,9 @@ def interactions(
             "'leave_one_out' or 'time'"
         )
     columns = _columns(rows, [user, item] + ([time] if time else []), time)
-    columns = _k_core(columns, user, item, least_of_user, least_of_item)
+    columns = _k_core(columns, user, item, min_per_user, min_per_item)
     if not len(columns[user]):
-        raise DataError(f"interactions: no rows left with {least_of_user} per user and {least_of_item} per item")
+        raise DataError(f"interactions: no rows left with {min_per_user} per user and {min_per_item} per item")
     user_index = np.unique(columns[user], return_inverse=True)[1]
     times = columns[time] if time else np.arange(len(user_index))
     order = np.lexsort((times, user_index))

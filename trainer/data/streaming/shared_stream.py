@@ -69,7 +69,7 @@ class SharedStream(LockstepSource):
         self.divided = source.stream.sharing is Sharing.PARTITIONED
         self._batch_source: Source = source if self.divided else EveryNth(ChecksummedSource(source), group)
         if self.divided:
-            source.stream.deal(group.rank, group.size)
+            source.stream.assign_partitions(group.rank, group.size)
         self._idle_seconds = 0.0  # seconds since this process's last batch
         self._idle_reported = False
 

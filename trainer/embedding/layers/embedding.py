@@ -67,7 +67,7 @@ class Embedding(nn.Cell):
             eviction, mode "auto" takes an ordinary dense float32 parameter [capacity, dim] indexed by ids 0 to
             capacity - 1, because updating all of its rows costs less (measured).
         name: unique name of the table in snapshots; by default the attribute path of the cell in the network.
-        field: name of the input column that this cell reads, where tracing the network cannot find it.
+        column: name of the input column that this cell reads, where tracing the network cannot find it.
         table: another `Embedding` whose table this cell shares. It must have the same `dim` and `dtype`; other
             arguments of the table are ignored.
         optimizer: `RowOptimizer`; by default the one that matches the Trainer's dense optimizer.
@@ -108,7 +108,7 @@ class Embedding(nn.Cell):
         capacity: int | None = None,
         *,
         name: str | None = None,
-        field: str | None = None,
+        column: str | None = None,
         table: Embedding | None = None,
         optimizer: RowOptimizer | None = None,
         initializer: str = "normal",
@@ -136,7 +136,7 @@ class Embedding(nn.Cell):
                 f"dtype must be that of the shared table, {table.spec.dtype!r}; received {dtype!r}"
             )
         self.dim = dim
-        self.field = field
+        self.column = column
         self.reading = False
         self.indirect = False
         self.probe = None

@@ -24,10 +24,10 @@ class RowOptimizer(nn.Cell):
         lr: constant learning rate; None follows the Trainer's dense optimizer, schedule included.
 
     Attributes:
-        numbers: names of the attributes that hold hyperparameters.
+        hyperparameters: names of the attributes that hold hyperparameters.
     """
 
-    numbers: tuple[str, ...] = ("lr",)
+    hyperparameters: tuple[str, ...] = ("lr",)
 
     def __init__(self, lr: float | None = None) -> None:
         super().__init__(auto_prefix=False)
@@ -64,4 +64,4 @@ class RowOptimizer(nn.Cell):
 
     def settings(self) -> dict[str, float | bool | str | None]:
         """Return the class name and the hyperparameters, which a restore compares."""
-        return {"name": type(self).__name__, **{name: getattr(self, name) for name in self.numbers}}
+        return {"name": type(self).__name__, **{name: getattr(self, name) for name in self.hyperparameters}}

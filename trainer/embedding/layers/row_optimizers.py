@@ -93,7 +93,7 @@ class RowAdagrad(RowOptimizer):
         row_wise: keep one accumulator per row instead of one per weight.
     """
 
-    numbers = ("lr", "accum", "row_wise")
+    hyperparameters = ("lr", "accum", "row_wise")
 
     def __init__(self, lr: float | None = None, accum: float = 0.1, row_wise: bool = False) -> None:
         super().__init__(lr)
@@ -173,7 +173,7 @@ class RowAdam(RowOptimizer):
         row_wise: keep one second moment per row instead of one per weight.
     """
 
-    numbers = ("lr", "beta1", "beta2", "eps", "row_wise")
+    hyperparameters = ("lr", "beta1", "beta2", "eps", "row_wise")
 
     def __init__(
         self,
@@ -254,7 +254,7 @@ class RowFTRL(RowOptimizer):
         l2: strength of the L2 regularization.
     """
 
-    numbers = ("lr", "accum", "lr_power", "l1", "l2")
+    hyperparameters = ("lr", "accum", "lr_power", "l1", "l2")
 
     def __init__(
         self, lr: float | None = None, accum: float = 0.1, lr_power: float = -0.5, l1: float = 0.0, l2: float = 0.0

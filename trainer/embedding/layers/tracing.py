@@ -35,15 +35,15 @@ def find_fields(network: nn.Cell, columns: Sequence[np.ndarray], names: Sequence
 
     The network runs once, eagerly, on two rows of distinct integers, the markers. A cell with a sparse table must
     receive only markers: the network may slice, reshape, stack and transpose its ids, but not compute with them. A cell
-    with a dense table may receive computed ids. Cells with a `field` need no tracing.
+    with a dense table may receive computed ids. Cells with a `column` need no tracing.
 
     Args:
         network: network that contains the cells.
         columns: one sample batch of the network's inputs, [batch, ...] each.
-        names: names of the columns, for `field` and for messages.
+        names: names of the columns, for `column` and for messages.
 
     Raises:
-        ConfigurationError: a cell's ids cannot be traced to an input column, or a `field` does not exist.
+        ConfigurationError: a cell's ids cannot be traced to an input column, or a `column` does not exist.
     """
     cells = embedding_cells(network)
     heads = head_cells(cells)
@@ -51,17 +51,17 @@ def find_fields(network: nn.Cell, columns: Sequence[np.ndarray], names: Sequence
     shapes = [np.asarray(column).shape[1:] for column in columns]
     readers: Readers = [[set() for _ in range(math.prod(shape))] for shape in shapes]
     for cell in cells:
-        if cell.field is None:
+        if cell.column is None:
             continue
-        if cell.field not in names:
-            hint = did_you_mean(cell.field, names)
+        if cell.column not in names:
+            hint = did_you_mean(cell.column, names)
             raise ConfigurationError(
-                f"field {cell.field!r} is not an input column; columns are {', '.join(names)}{hint}"
+                f"Embedding(column={cell.column!r}) is not an input column; columns are {', '.join(names)}{hint}"
             )
-        for element in readers[list(names).index(cell.field)]:
+        for element in readers[list(names).index(cell.column)]:
             element.add(index_of[id(cell.spec)])
-    # A cell that is not traced is assumed to read its `field` once.
-    traced = any(cell.field is None for cell in cells)
+    # A cell that is not traced is assumed to read its `column` once.
+    traced = any(cell.column is None for cell in cells)
     repeated, unchanged = _trace(network, cells, columns, names, readers, index_of) if traced else (set(), {})
     fields = _group_tables(heads, readers, names)
     fields.unchanged = unchanged
@@ -78,11 +78,11 @@ def _trace(
     readers: Readers,
     index_of: Mapping[int, int],
 ) -> tuple[set[int], dict[int, ColumnElement]]:
-    """Fill `readers` for cells without a field.
+    """Fill `readers` for cells without a `column`.
 
     Returns the id() of each cell that is called more than once, and `FieldMap.unchanged`.
     """
-    traced = [cell for cell in cells if cell.field is None]
+    traced = [cell for cell in cells if cell.column is None]
     sample = [np.resize(column, (_ROWS, *column.shape[1:])) for column in map(np.asarray, columns)]
     candidates = [i for i, column in enumerate(sample) if column.dtype.kind in "iuUSO"]
     hint = _float_ids(columns, names)
@@ -103,7 +103,7 @@ def _trace(
                 _logger.debug("tracing ids of column %d failed: %s", candidate, error)
     reached: set[int] = set()
     for cell, values, _ in itertools.chain(*runs):
-        if cell.field is not None:
+        if cell.column is not None:
             continue
         hits = 0
         flat = values.reshape(-1)
@@ -163,7 +163,7 @@ def _untraceable(cell: Embedding, names: Sequence[str]) -> str:
     return (
         f"the ids that {type(cell).__name__} {cell.spec.name!r} receives do not come unchanged from an input column"
         f"{columns}. Feed it raw ids, sliced or reshaped but not computed with, or name the column: "
-        f"{type(cell).__name__}({cell.dim}, field='...')"
+        f"{type(cell).__name__}({cell.dim}, column='...')"
     )
 
 

@@ -142,7 +142,7 @@ class FileStream(BufferedStream):
     def declare(self, schema: Schema) -> None:
         self.schema = self._decoder.declare(schema)
 
-    def deal(self, rank: int, world: int) -> None:
+    def assign_partitions(self, rank: int, world: int) -> None:
         """Read only the segments of one rank, by the numbers in the segment names.
 
         Raises:

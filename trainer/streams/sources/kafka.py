@@ -127,7 +127,7 @@ class KafkaStream(BrokerStream):
         if error is not None:
             logger.warning("%s: the position could not be committed: %s", self._retry.label, error)
 
-    def deal(self, rank: int, world: int) -> None:
+    def assign_partitions(self, rank: int, world: int) -> None:
         """Read only every `world`-th partition in numeric order, from index `rank` on."""
         own_slice = slice(rank, None, world)
         if own_slice != self._slice:

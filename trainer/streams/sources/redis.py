@@ -100,7 +100,7 @@ class RedisStream(BrokerStream):
         self._marks = ReadMarks(parse_id)
         self._restart_at({})
 
-    def deal(self, rank: int, world: int) -> None:
+    def assign_partitions(self, rank: int, world: int) -> None:
         """Read only every `world`-th key in name order, from index `rank` on."""
         if self._rank_and_world == (rank, world):
             return

@@ -38,7 +38,7 @@ def chain(open_stream, each, patience):
         streams = [open_stream() for _ in range(world)]
         for rank, stream in enumerate(streams):
             if world > 1:
-                stream.deal(rank, world)
+                stream.assign_partitions(rank, world)
             stream.seek(position)
             stream.position()
         found += read_some(streams, each if place + 1 < len(NUMBERS) else 10_000, patience)
@@ -55,9 +55,9 @@ def chain(open_stream, each, patience):
 
 def goes_on(stream, patience):
     """Read as one of two processes that is dealt the same part again before a further training; close the stream."""
-    stream.deal(0, 2)
+    stream.assign_partitions(0, 2)
     found = read_some([stream], 9, patience)
-    stream.deal(0, 2)
+    stream.assign_partitions(0, 2)
     later = read_some([stream], 10_000, patience)
     stream.close()
     return found and later and not {*found} & {*later}
@@ -82,7 +82,7 @@ def test_files_are_read_once_by_any_number_of_processes(folder, schema):
 def test_segments_go_to_processes_in_turn_and_later_ones_by_the_same_rule(folder, schema, rows):
     streams = [FileStream(folder, schema) for _ in range(2)]
     for rank, stream in enumerate(streams):
-        stream.deal(rank, 2)
+        stream.assign_partitions(rank, 2)
     found = [read_some([stream], 10_000, 0.3) for stream in streams]
     (folder / "part-0011.jsonl").write_text(lines(rows(220, 240)))
     (folder / "part-0012.jsonl").write_text(lines(rows(240, 260)))
@@ -97,7 +97,7 @@ def test_segments_go_to_processes_in_turn_and_later_ones_by_the_same_rule(folder
 def test_segments_that_all_have_read_may_be_deleted(folder, schema):
     streams = [FileStream(folder, schema) for _ in range(2)]
     for rank, stream in enumerate(streams):
-        stream.deal(rank, 2)
+        stream.assign_partitions(rank, 2)
     found = read_some(streams, 60, 5.0)
     position = streams[0].join([stream.resolve(stream.position()) for stream in streams])
     for number in range(4):
@@ -114,7 +114,7 @@ def test_segments_that_all_have_read_may_be_deleted(folder, schema):
 def test_a_growing_segment_is_followed_by_the_process_it_falls_to(folder, schema, rows):
     streams = [FileStream(folder, schema) for _ in range(2)]
     for rank, stream in enumerate(streams):
-        stream.deal(rank, 2)
+        stream.assign_partitions(rank, 2)
     found = read_some(streams, 10_000, 0.3)
     with (folder / "part-0010.jsonl").open("a") as file:
         file.write(lines(rows(220, 225)))
@@ -152,7 +152,7 @@ def test_a_position_is_about_the_partitions_of_the_process(make_kafka, schema, r
     server = make_kafka("clicks", 2)
     server.produce([json.dumps(row).encode() for row in rows(0, 6)], partition=1)
     stream = KafkaStream("clicks", schema, servers=server.servers, group="own")
-    stream.deal(1, 2)
+    stream.assign_partitions(1, 2)
     assert read_some([stream], 6, 20.0) == list(range(6))
     assert [name for name in stream.position() if name != "@start"] == ["clicks:1"]
     stream.close()
@@ -160,7 +160,7 @@ def test_a_position_is_about_the_partitions_of_the_process(make_kafka, schema, r
 
 def test_too_many_processes_for_a_folder_are_refused(folder, schema):
     with pytest.raises(ConfigurationError, match="at most 251 processes; there are 300"):
-        FileStream(folder, schema).deal(299, 300)
+        FileStream(folder, schema).assign_partitions(299, 300)
 
 
 def test_only_what_can_be_divided_says_so(folder, schema):
