@@ -195,7 +195,11 @@ class Feed:
             max_steps_per_call = max(1, self._batches_per_call // accumulate)
             return self.options.marks.call_size(step + steps, max_steps_per_call) * accumulate - batches
 
-        for items, last in self._groups(self._read(position, read_number), limit, max_batches):
+        def open_after(taken: int) -> int:
+            """Return how many of `taken` batches are of an incomplete update."""
+            return (micro_batches + taken) % accumulate
+
+        for items, last in self._groups(self._read(position, read_number), limit, max_batches, open_after):
             start, first = position, items[0]
             steps, open_batches = divmod(start.micro_batches + len(items), accumulate)
             flush = last and open_batches > 0
@@ -223,23 +227,29 @@ class Feed:
             )
 
     def _groups(
-        self, items: Iterator[Item | None], limit: int | None, max_batches: Callable[[int], int]
+        self,
+        items: Iterator[Item | None],
+        limit: int | None,
+        max_batches: Callable[[int], int],
+        open_after: Callable[[int], int],
     ) -> Iterator[tuple[list[Item], bool]]:
         """Yield (batches of one shape, whether the source has ended).
 
         All groups together have at most `limit` batches. `max_batches(taken)` returns the maximum size of a group that
-        starts after `taken` batches. Once the shape has changed before the last batch of an epoch, every
-        later group has one batch, because it is expected to change again.
+        starts after `taken` batches, `open_after(taken)` how many of them belong to an incomplete update. Once the
+        shape has changed before the last batch of an epoch, every later group has one batch, because it is expected to
+        change again.
         """
-        look_ahead = not self.source.endless or self.options.accumulate > 1  # to know which group is the last
+        look_ahead = not self.source.endless  # to know which group is the last
         group: list[Item] = []
         taken = size = 0
         shapes_varied = False
         for item in items:
             if item is None:
-                if group and not look_ahead:
-                    yield group, False
-                    group = []
+                whole = len(group) - open_after(taken)  # an incomplete update waits: the source may end before it
+                if whole > 0 and not look_ahead:
+                    yield group[:whole], False
+                    group, size = group[whole:], max_batches(taken - len(group) + whole)
                 continue
             if not self._batches_per_call:
                 steps_for: Any = self.options.steps_per_call
@@ -263,7 +273,8 @@ class Feed:
             group.append(item)
             taken += 1
             limited = limit is not None and taken >= limit
-            if not look_ahead and (limited or len(group) >= (1 if self._shapes_vary or is_padded else size)):
+            is_full = len(group) >= (1 if self._shapes_vary or is_padded else size)
+            if not look_ahead and not open_after(taken) and (limited or is_full):
                 yield group, False
                 group = []
                 if limited:

@@ -1,5 +1,6 @@
 """Chunks: how batches are grouped, padded, prefetched and numbered, and which batch is named when one is bad."""
 
+import itertools
 import threading
 import time
 from unittest import mock
@@ -199,6 +200,22 @@ class TestAccumulation:
 
     def test_a_full_last_window_needs_no_flush(self):
         assert [(chunk.num_steps, chunk.flush) for chunk in chunks(numbered(4), 1, accumulate=2)] == [(1, False)] * 2
+
+    @pytest.mark.parametrize(
+        ("steps", "rows", "batches"), [(1, 24, [2, 2, 2]), (2, 24, [4, 2]), (4, 24, [6]), (4, 20, [4])]
+    )
+    def test_a_silent_stream_lets_complete_updates_be_trained(self, steps, rows, batches):
+        times = itertools.chain([0.0], itertools.repeat(float(rows)))
+        table = {"x": np.zeros((400, 2), np.float32)}
+        stream = ReplayStream(table, rows_per_second=1, clock=lambda: next(times))  # falls silent after `rows`
+        source = StreamSource(stream, 4, inputs=("x",), labelled=False, flush_after=0.05)
+        feed, deadline, found = Feed(source, FeedOptions(steps, accumulate=2)), time.monotonic() + 20, []
+        delivered = feed.chunks(Position(), should_stop=lambda: time.monotonic() > deadline)
+        while sum(found) < sum(batches) and (chunk := next(delivered, None)) is not None:
+            found.append(chunk.num_batches)
+        delivered.close()
+        feed.close()
+        assert found == batches
 
 
 class TestBadBatches:
