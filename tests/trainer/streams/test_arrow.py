@@ -1,5 +1,6 @@
 """Arrow IPC messages: damaged ones are bad rows, and decoded columns are memory of their own."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -83,3 +84,16 @@ def test_numbers_and_text_with_nulls_are_read_without_pandas(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("limit", "threads"), [({}, "all"), ({"OMP_NUM_THREADS": "1"}, "1")], ids=["none", "limited"])
+def test_pyarrow_uses_all_cores_although_mindspore_limits_them(limit, threads):
+    """`import mindspore` sets OMP_NUM_THREADS=1 for the process, and pyarrow reads it when it is imported."""
+    code = "import mindspore; from trainer.streams.formats import arrow; print('threads', arrow.require().cpu_count())"
+    environment = {**os.environ, **limit}
+    if not limit:
+        environment.pop("OMP_NUM_THREADS", None)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    expected = str(len(os.sched_getaffinity(0))) if threads == "all" else threads
+    assert f"threads {expected}" in done.stdout, done.stderr

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,21 @@ def require() -> Any:
         raise ConfigurationError(
             f"Arrow and Parquet data need pyarrow ({error}): pip install 'mindspore-trainer[arrow]'"
         ) from error
+    _undo_thread_limit()
     return pyarrow
+
+
+@cache
+def _undo_thread_limit() -> None:
+    """Let pyarrow use all cores, unless the user's environment limits its threads.
+
+    `import mindspore` sets OMP_NUM_THREADS=1 where `os.environ` does not show it. Pyarrow reads its number of threads
+    from there when it is imported, so it would have one if it is imported after MindSpore.
+    """
+    import pyarrow
+
+    if "OMP_NUM_THREADS" not in os.environ and pyarrow.cpu_count() == 1:
+        pyarrow.set_cpu_count(len(os.sched_getaffinity(0)))
 
 
 def errors() -> tuple[type[BaseException], ...]:

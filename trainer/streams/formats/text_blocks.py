@@ -32,6 +32,7 @@ _LONGEST_FIELD = 131_072  # bytes; longer fields are rejected by Python's csv mo
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _MIN_THREADED = 1 << 18  # bytes; smaller blocks are parsed by one thread
 _SAMPLED_LINES = 64  # number of first lines of a block that show the types of its values
+_LINE_FEED, _CLOSING_BRACE = b"\n}"
 _MINUS_0 = re.compile(rb"-0[^.eE]")
 _BLANK_LINE = re.compile(rb"(?:^|\n)[ \t\r\x0b\x0c]*\n")
 _AFTER_BRACE = re.compile(rb"\}[ \t\r\n]*[^ \t\r\n,}\]]")
@@ -56,10 +57,11 @@ def json_parser(schema: Schema) -> BlockParser:
 
     def parse(data: bytes) -> Decoded:
         data = _checked_lines(data)
-        rows = data.count(b"\n")
-        if not _are_objects(data, rows):
+        line_ends = _line_ends(data)
+        rows = len(line_ends)
+        if not _are_objects(data, line_ends):
             raise UnusualError("a line is not a JSON object, or holds the end of another one in a text")
-        if b"\\u0000" in data:
+        if _holds(data, b"\\u0000"):
             raise UnusualError("a text holds the character NUL")  # NumPy drops NUL at the end of a text
         try:
             table = read(data, rows, types)
@@ -128,23 +130,23 @@ def csv_parser(schema: Schema, names: Sequence[str], csv_format: CsvFormat, list
         quotes = b'"' in data
         if quotes and (csv_format.strip or not all_quoted(data, quoted)):
             raise UnusualError("a quoted field has text or spaces outside of its quotes")
-        if b"\0" in data or data.count(b"\r") != data.count(b"\r\n"):
+        if b"\0" in data or (b"\r" in data and data.count(b"\r") != data.count(b"\r\n")):
             raise UnusualError("a line holds the character NUL, or a carriage return without a line feed")
         if csv_format.strip:
             data = outer_spaces.sub(rb"\1", data)
-        ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 10)
-        if int(np.diff(ends, prepend=-1).max()) > _LONGEST_FIELD:
+        line_ends = _line_ends(data)
+        if int(np.diff(line_ends, prepend=-1).max()) > _LONGEST_FIELD:
             raise UnusualError(f"a line is longer than {_LONGEST_FIELD} bytes")
         if (delimiter.isspace() or len(names) == 1) and _BLANK_LINE.search(data):
             raise UnusualError("a line is blank")
-        rows = len(ends)
+        rows = len(line_ends)
         layout = layouts[0]
         if split_lists and data.translate(None, non_delimiters) == layout.delimiters * rows:
             data = data.replace(inner, outer)  # all lists have their declared length: one cell per value
         elif split_lists:  # a list has a different length, or another field contains the list delimiter
             layout = layouts[1]
         columns, texts = layout.columns, dict.fromkeys(layout.types, pa.string())
-        if len(decimals) > 1 or any(part in data for part in odd_spellings):
+        if len(decimals) > 1 or any(_holds(data, part) for part in odd_spellings):
             table = read(data, columns, texts, quotes)
         else:
             try:
@@ -180,8 +182,18 @@ def _splits_into_cells(column: Column) -> bool:
     return len(column.shape) == 1 and not column.ragged and column.dtype.kind not in "Ub"
 
 
-def _are_objects(data: bytes, rows: int) -> bool:
-    """Return whether `rows` lines hold one JSON object each, or are not valid JSON.
+def _holds(data: bytes, part: bytes) -> bool:
+    """Return `part in data`, much faster if the last byte of `part` is rare."""
+    return part[-1:] in data and part in data
+
+
+def _line_ends(data: bytes) -> np.ndarray:
+    """Return the positions of all line feeds, int64 [n]."""
+    return np.flatnonzero(np.frombuffer(data, np.uint8) == _LINE_FEED)
+
+
+def _are_objects(data: bytes, line_ends: np.ndarray) -> bool:
+    """Return whether every line holds one JSON object, or is not valid JSON.
 
     Every top-level value must be an object, because `pyarrow.json` crashes the process if the first value is null, and
     reads a later null as a row. So only a comma, a closing bracket or the next line may follow a closing brace. Lines
@@ -189,10 +201,14 @@ def _are_objects(data: bytes, rows: int) -> bool:
     """
     if not data.startswith(b"{") or not data.endswith((b"}\n", b"}\r\n")):
         return False
-    # A line end between } and { never lies inside a JSON value.
-    if data.count(b"}\n{") != rows - 1 and data.count(b"}\r\n{") != rows - 1:
-        return False
-    return len(_AFTER_BRACE.findall(data)) == rows - 1
+    characters, inner_ends = np.frombuffer(data, np.uint8), line_ends[:-1]
+    between = b"}\r\n{" if data[line_ends[0] - 1 : line_ends[0]] == b"\r" else b"}\n{"  # never inside a JSON value
+    for offset, character in enumerate(between, 2 - len(between)):
+        if (characters[inner_ends + offset] != character).any():
+            return False
+    if np.count_nonzero(characters == _CLOSING_BRACE) == len(line_ends):
+        return True
+    return len(_AFTER_BRACE.findall(data)) == len(line_ends) - 1
 
 
 def _checked_lines(data: bytes) -> bytes:
