@@ -258,6 +258,36 @@ def test_evaluate_and_predict_use_the_weights_of_the_run(finished, capsys):
     assert "data: has no dataset 'vald'; it has test, valid, train" in capsys.readouterr().err
 
 
+def test_the_batch_size_of_an_evaluation_may_be_a_variable(finished, capsys, monkeypatch):
+    monkeypatch.setenv("ROWS_OF_THE_TEST", "30")
+    capsys.readouterr()
+    assert main(["evaluate", str(finished), "--set", "fit.batch_size=${env:ROWS_OF_THE_TEST}"]) == 0, (
+        capsys.readouterr()
+    )
+    assert main(["evaluate", str(finished)]) == 0
+    shown = re.findall(r"test_?auc *([\d.]+)|auc *([\d.]+)", capsys.readouterr().out)
+    assert len(set(shown)) == 1
+
+
+def test_a_run_of_an_experiment_that_is_named_like_a_second_run_is_not_taken_for_it(project, capsys):
+    """Copies of a configuration are often named so: visits and visits-2."""
+    for name in ("copied", "copied-2"):
+        assert main(["fit", "configs/tumours.yaml", "--set", f"experiment={name}", "--set", "fit.epochs=1"]) == 0
+    command = ["evaluate", "configs/tumours.yaml", "--set", "experiment=copied"]
+    capsys.readouterr()
+    assert main(command) == 0
+    assert "test (runs/copied/checkpoints" in capsys.readouterr().out
+    assert main(["fit", "configs/tumours.yaml", "--set", "experiment=copied", "--set", "fit.epochs=1"]) == 0
+    capsys.readouterr()
+    assert main(command) == 0
+    assert "test (runs/copied-3/checkpoints" in capsys.readouterr().out
+    odd = ["--set", "run_dir=runs/lr[1]", "--set", "fit.epochs=1"]
+    assert main(["fit", "configs/tumours.yaml", *odd]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", "configs/tumours.yaml", *odd]) == 0
+    assert "test (runs/lr[1]/checkpoints" in capsys.readouterr().out
+
+
 def test_fit_tests_the_averages_that_evaluate_reads_from_the_run(project, capsys):
     text = CONFIG.replace("experiment: tumours", "experiment: averaged")
     average = "callbacks:\n  - {class_path: callbacks.EMA, init_args: {decay: 0.99}}\n"

@@ -118,7 +118,7 @@ def _trained_network(args: argparse.Namespace) -> Iterator[tuple[Any, Path, Path
         elif source.is_dir():
             run_dir = source
         else:
-            run_dir = run_folder.newest_run(config.run_dir) or config.run_dir
+            run_dir = run_folder.newest_run(config.run_dir, config.experiment) or config.run_dir
             if args.checkpoint in (None, "best", "last") and not (run_dir / run_folder.CONFIG).is_file():
                 verb = "online" if config.data.train is None else "fit"
                 raise ConfigurationError(

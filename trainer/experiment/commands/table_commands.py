@@ -107,7 +107,7 @@ def features(args: argparse.Namespace) -> None:
         if args.fit:
             print(fit_features(config, args.data, args.to, args.engine or "local"))
             return
-        run = args.run or (source if source.is_dir() else run_folder.newest_run(config.run_dir))
+        run = args.run or (source if source.is_dir() else run_folder.newest_run(config.run_dir, config.experiment))
         print(describe_features(config, run, args.data, args.rows))
 
 

@@ -32,7 +32,7 @@ def existing_run(config: ExperimentConfig) -> str | Path | None:
         ConfigurationError: the run was started with other values; the message names them.
         CheckpointError: the mirror cannot be read.
     """
-    folder = run_folder.newest_run(config.run_dir)
+    folder = run_folder.newest_run(config.run_dir, config.experiment)
     if folder is None:
         return _mirrored_run(config)
     changed = changed_settings(folder, config)
@@ -59,12 +59,13 @@ def _mirrored_run(config: ExperimentConfig) -> str | None:
 
 
 def changed_settings(folder: Path, config: ExperimentConfig, ignored: Iterable[str] = ()) -> list[str]:
-    """Describe changed settings; defaults, run_dir and `ignored` do not count."""
+    """Describe changed settings; defaults, run_dir, and `ignored` with the paths below, do not count."""
     run = run_folder.Run.read(folder)
     recorded, defaults = run.config, run.versions.get("defaults", ())
     recorded_flat, current_flat = run_folder.flatten(recorded), run_folder.flatten(config.to_dict())
     set_paths = (recorded_flat.keys() - set(defaults)) | (current_flat.keys() - set(config.default_paths()))
-    keys = sorted(set_paths - {"run_dir", *ignored})
+    prefixes = tuple(f"{path}." for path in ("run_dir", *ignored))
+    keys = sorted(path for path in set_paths if not f"{path}.".startswith(prefixes))
     values = [(key, recorded_flat.get(key, _ABSENT), current_flat.get(key, _ABSENT)) for key in keys]
     return [f"{key}: {_text(old)}, now {_text(new)}" for key, old, new in values if old != new]
 

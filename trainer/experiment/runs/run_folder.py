@@ -78,14 +78,27 @@ def remove_rejected(run_dir: Path) -> None:
         run_dir.rmdir()
 
 
-def newest_run(preferred: Path) -> Path | None:
-    """Return the newest run folder that `claim_run_dir` created for `wanted`, or None."""
+def newest_run(preferred: Path, experiment: str) -> Path | None:
+    """Return the newest run folder that `claim_run_dir` created for `preferred`, or None.
+
+    The folder ``visits-2`` may also be of an experiment of that name, which is not the experiment ``visits``.
+    """
     folders = []
-    for folder in preferred.parent.glob(f"{preferred.name}*") if preferred.parent.is_dir() else ():
-        suffix = folder.name[len(preferred.name) :]
-        if (folder / CONFIG).is_file() and (not suffix or (suffix[0] == "-" and suffix[1:].isdecimal())):
-            folders.append((int(suffix[1:] or 1), folder))
-    return max(folders)[1] if folders else None
+    for folder in preferred.parent.iterdir() if preferred.parent.is_dir() else ():
+        name, _, number = folder.name.rpartition("-")
+        if folder.name == preferred.name:
+            folders.append((1, folder))
+        elif name == preferred.name and number.isdecimal() and _experiment_of(folder) == experiment:
+            folders.append((int(number), folder))
+    return max((entry for entry in folders if (entry[1] / CONFIG).is_file()), default=(0, None))[1]
+
+
+def _experiment_of(folder: Path) -> Any:
+    try:
+        config = read_tree(folder / CONFIG).value
+    except ConfigurationError:
+        return None
+    return config.get("experiment") if isinstance(config, dict) else None
 
 
 def existing_run(path: str | Path) -> Path:
@@ -165,13 +178,18 @@ def record_resume(run_dir: Path, config: ExperimentConfig, snapshot: Path | None
         write_config(run_dir, config)
 
 
+def resume_overrides(run_dir: Path) -> list[str]:
+    """Return the overrides that the resumes of a run were given, in their order."""
+    resumes = read_json_or(run_dir / RESUMES, [])
+    return [override for entry in resumes for override in entry.get("overrides", ())]
+
+
 def recorded_defaults(run_dir: Path, overrides: Iterable[str]) -> set[str]:
     """Return the dotted paths of arguments that a run recorded with default values.
 
     Paths that `overrides` or the overrides of a resume have set are left out, as are paths below those.
     """
-    resumes = read_json_or(run_dir / RESUMES, [])
-    all_overrides = [*overrides, *(override for entry in resumes for override in entry.get("overrides", ()))]
+    all_overrides = [*overrides, *resume_overrides(run_dir)]
     prefixes = tuple(f"{override.partition('=')[0].strip()}." for override in all_overrides)
     defaults = read_json_or(run_dir / VERSIONS, {}).get("defaults", ())
     return {path for path in defaults if not f"{path}.".startswith(prefixes)}

@@ -253,7 +253,8 @@ def batch_size(experiment: Experiment, dataset: Any) -> int | None:
     config = experiment.config
     if not UserData(dataset, experiment.trainer.features).is_table:
         return None
-    return config.fit.get("batch_size") or config.online.get("batch_size") or DEFAULT_BATCH_SIZE
+    size = config.fit.get("batch_size") or config.online.get("batch_size") or DEFAULT_BATCH_SIZE
+    return int(keyword_values({"batch_size": size}, experiment.trainer.fit)["batch_size"])
 
 
 def evaluate(config: ExperimentConfig, checkpoint: Path, split: str | None = None) -> tuple[str, dict[str, float]]:
