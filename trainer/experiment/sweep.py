@@ -29,7 +29,7 @@ from ..errors import ConfigurationError, did_you_mean
 from ..masking import mask_text
 from .configuration.yaml_tree import dump_line
 from .runs.compare import is_running
-from .runs.run_folder import CONFIG
+from .runs.run_folder import CONFIG, resume_overrides
 from .sweep_plan import (
     MODES,
     PLAN,
@@ -194,6 +194,9 @@ class _Sweep:
             drop_torn_line(self.folder / TRIALS)
             for trial in self.trials:
                 self._check_monitor(trial)
+                if overrides := resume_overrides(trial.folder):
+                    changed = ", ".join(overrides)
+                    logger.warning("trial %d was resumed by hand with %s, unlike the others", trial.number, changed)
             self._check_unchanged()
             waiting = [trial for trial in self.trials if trial.state == "waiting"]
             running: list[Trial] = []
@@ -268,7 +271,8 @@ class _Sweep:
         settings = self._settings(trial)
         roots = _publish_overrides(self.plan.config, settings, trial.folder)  # the sweep may have been moved
         config = load_config(self.plan.config, [*settings, *roots])
-        changed = changed_settings(trial.folder, config, [root.partition("=")[0] for root in roots])
+        overrides = [*roots, *resume_overrides(trial.folder)]
+        changed = changed_settings(trial.folder, config, [text.partition("=")[0].strip() for text in overrides])
         if changed:
             raise ConfigurationError(
                 f"{self.plan.config} has changed since the sweep in {self.folder} began, and its trials would not be "

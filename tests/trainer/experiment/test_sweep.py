@@ -16,7 +16,7 @@ from trainer.errors import ConfigurationError
 from trainer.experiment.cli import main
 from trainer.experiment.commands.sweep_command import _parse_variation
 from trainer.experiment.configuration.loader import load_config
-from trainer.experiment.runs.run_folder import project_paths, write_record
+from trainer.experiment.runs.run_folder import project_paths, record_resume, write_record
 from trainer.experiment.sweep import resume, sweep
 from trainer.experiment.sweep_plan import (
     Plan,
@@ -276,6 +276,27 @@ def test_a_sweep_of_an_experiment_that_has_changed_is_refused(config, tmp_path):
         with pytest.raises(ConfigurationError, match=r"has changed since .* began.*fit.epochs: 2, now 20.*--output"):
             sweep(path, {RATE: [0.1]}, monitor="val_loss", folder=folder)
         with pytest.raises(ConfigurationError, match="has changed"):
+            resume(folder)
+
+
+def test_a_trial_that_was_resumed_by_hand_with_other_settings_is_no_other_experiment(config, tmp_path, caplog):
+    path, folder = tmp_path / "line.yaml", tmp_path / "rates"
+    path.write_text(CONFIG)
+    trial = folder / "000"
+    trial.mkdir(parents=True)
+    (folder / "sweep.json").write_text(json.dumps(plain(Plan(str(path), {RATE: [0.1]}))))
+    (folder / "trials.jsonl").write_text(json.dumps({RATE: 0.1}) + "\n")
+    with project_paths(config):
+        write_record(trial, load_config(path, [f"{RATE}=0.1", f"run_dir={trial}"]), "fit")
+        record_resume(
+            trial, load_config(trial, ["fit.epochs=20", "optimizer.init_args={learning_rate: 0.5}"]), None, 1.0
+        )
+        (trial / "metrics.json").write_text(json.dumps({"stop_reason": "limit: epochs=20"}))
+        (ended,) = resume(folder)
+        assert ended.state == "done"
+        assert "trial 0 was resumed by hand with fit.epochs=20, optimizer.init_args=" in caplog.text
+        path.write_text(CONFIG.replace("batch_size: 20", "batch_size: 10"))
+        with pytest.raises(ConfigurationError, match=r"began.*comparable: fit.batch_size: 20, now 10\. Choose"):
             resume(folder)
 
 
