@@ -137,6 +137,23 @@ optimizer: mindspore.nn.Adam
     assert config.to_dict()["features"]["label"] == "${env:LABEL_OF_THE_TEST}"
 
 
+def test_variables_stand_for_values_of_the_trainer_with_fixed_choices(write, monkeypatch):
+    text = BASE.replace("nn.MSELoss", "nn.BCEWithLogitsLoss").replace(
+        "batch_size: 8", "max_time: '${env:TIME_OF_THE_TEST,1h}'"
+    )
+    options = {"amp_level": "LEVEL", "prediction_activation": "ACTIVATION", "calibration": "CALIBRATION"}
+    written = ", ".join(f"{option}: '${{env:{name}_OF_THE_TEST}}'" for option, name in options.items())
+    path = write("env.yaml", f"{text}trainer: {{{written}}}\n")
+    config = load_config(path)
+    for name, value in (("LEVEL", "O4"), ("ACTIVATION", "sigmoid"), ("CALIBRATION", "platt")):
+        monkeypatch.setenv(f"{name}_OF_THE_TEST", value)
+    with pytest.raises(ConfigErrors, match=r"env.yaml:\d+:\d+: trainer.*amp_level.*takes 'O0', .*; received 'O4'"):
+        build(config, ())
+    monkeypatch.setenv("LEVEL_OF_THE_TEST", "O2")
+    trainer = build(config, ()).trainer
+    assert (trainer.precision.level, trainer.calibrator.method) == ("O2", "platt")
+
+
 @pytest.mark.parametrize("arguments", ["{root: '${env:ROOT_OF_THE_TEST}/v'}", "['${env:ROOT_OF_THE_TEST}/v']"])
 def test_the_folder_that_a_run_publishes_to_is_found_by_its_variable(write, tmp_path, monkeypatch, arguments):
     callbacks = f"callbacks: [{{class_path: trainer.serving.Publish, init_args: {arguments}}}]\n"

@@ -228,6 +228,7 @@ def out_of_range(section: str, options: Mapping[str, Any]) -> dict[str, str]:
     from ...metrics.predictions import check_activation
 
     problems = {}
+    options = {name: value for name, value in options.items() if not has_reference(value)}
 
     def attempt(name: str, check: Callable[..., Any], *values: Any) -> None:
         try:
