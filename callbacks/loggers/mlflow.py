@@ -43,7 +43,7 @@ class MLflowLogger(Logger):
     """Logs a run to MLflow: metrics, parameters, snapshots as artifacts.
 
     The names of metrics are changed where MLflow does not accept them: "ndcg@5" becomes "ndcg_at_5", "auc/site=3"
-    becomes "auc/site_3".
+    becomes "auc/site_3". A name that another metric has already gets a "_" at its end.
 
     A resumed run continues the same MLflow run. MLflow cannot delete points, so the points logged after the snapshot
     remain, and the resumed run adds new points for the same steps. MLflow's global state is not changed.
@@ -75,6 +75,7 @@ class MLflowLogger(Logger):
         self.experiment, self.tracking_uri, self.run_name = experiment, tracking_uri, run_name
         self.log_snapshots = bool(log_snapshots)
         self.run_id: str | None = None
+        self._names: dict[str, str] = {}  # name of a metric -> its name in MLflow
         self._sender: Any = None
 
     def setup(self, trainer: Trainer) -> None:
@@ -89,7 +90,7 @@ class MLflowLogger(Logger):
             uri, self._artifacts = f"sqlite:///{folder / 'mlflow.db'}", (folder / "mlartifacts").as_uri()
         if self.run_name is None and run_dir is not None:
             self.run_name = Path(run_dir).name
-        self.run_id = None
+        self.run_id, self._names = None, {}
         from mlflow.exceptions import MlflowException
 
         try:
@@ -101,7 +102,7 @@ class MLflowLogger(Logger):
         self._failed = False
         self._sender = Sender("MLflowLogger", _is_temporary)
         if not step:
-            self.run_id = None
+            self.run_id, self._names = None, {}
         self._sender.send(self._open)
 
     def _open(self) -> None:
@@ -117,8 +118,16 @@ class MLflowLogger(Logger):
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        points = [Metric(mlflow_name(name), float(value), now, step) for name, value in values.items()]
+        points = [Metric(self._name(name), float(value), now, step) for name, value in values.items()]
         self._sender.send(lambda: self._client.log_batch(self.run_id, points))
+
+    def _name(self, name: str) -> str:
+        if name not in self._names:
+            other = mlflow_name(name)
+            while other in self._names.values():  # of another metric: "auc/grade=A*" beside "auc/grade=A+"
+                other += "_"
+            self._names[name] = other
+        return self._names[name]
 
     def log_hyperparameters(self, values: Mapping[str, Any], metrics: Sequence[str]) -> None:
         """Log only new parameters, because MLflow refuses to change logged ones."""
@@ -155,8 +164,9 @@ class MLflowLogger(Logger):
         sender.close(CLOSE_SECONDS)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the id of the MLflow run, so that a resumed run can continue it."""
-        return {"run_id": self.run_id}
+        """Return the id of the MLflow run and the names of its metrics, so that a resumed run can continue it."""
+        return {"run_id": self.run_id, "names": dict(self._names)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.run_id = state["run_id"]
+        self._names = dict(state.get("names", {}))  # missing in older snapshots
