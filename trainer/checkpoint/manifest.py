@@ -38,6 +38,7 @@ from . import durable, strict_json
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
 PARTS_VERSION = 2  # format of folders written by several processes; earlier versions of this package refuse them
+CALIBRATED_VERSION = 3  # format of published versions with a calibration, which releases before 0.6 would leave out
 TENSOR_SUFFIX = ".safetensors"
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")
 
@@ -72,8 +73,8 @@ def unseal(path: Path | str, kind: str, content: bytes | None = None) -> dict[st
     version = body.get("format_version") if isinstance(body, dict) else None
     if type(version) is not int or version < 1:
         raise CheckpointDamagedError(f"{path} is not a {kind}: format_version is {version!r}")
-    if version > PARTS_VERSION:
-        raise CheckpointError(f"{path} has format {version}; this package reads up to {PARTS_VERSION}: update it")
+    if version > CALIBRATED_VERSION:
+        raise CheckpointError(f"{path} has format {version}; this package reads up to {CALIBRATED_VERSION}: update it")
     return body
 
 

@@ -23,6 +23,7 @@ from callbacks import Callback
 
 from ..cadence import Every
 from ..checkpoint import catalog, tensor_file
+from ..checkpoint.manifest import CALIBRATED_VERSION
 from ..checks import choice, whole
 from ..data.batch_sizes import SERVED
 from ..data.chunk import InputBatch
@@ -383,6 +384,8 @@ class Publish(Callback):
             for kind, state in states.items():
                 check_state(state, f"the {kind}:")
                 write_state(state, folder, kind)
+            if CALIBRATION in states:
+                entries["format_version"] = CALIBRATED_VERSION
             before = vars(self._chain[-1]) if self._chain else None
             return publish_folder(root, folder, VERSION, name, {**record, "before": before, **entries})
 

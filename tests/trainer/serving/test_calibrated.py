@@ -183,6 +183,16 @@ def test_no_version_comes_before_the_calibration(tmp_path):
             ask()
 
 
+def test_releases_that_know_no_calibration_refuse_a_version_with_one(online, tmp_path):
+    """They read up to format 2, and would answer without the calibration."""
+    bodies = [json.loads(path.read_bytes())["version"] for path in online[2].glob("v_*/manifest.json")]
+    assert bodies
+    assert {body["format_version"] for body in bodies} == {3}
+    make_trainer(None).online_train(batches(traffic(2_000)[0]), callbacks=[Publish(tmp_path / "plain")])
+    bodies = [json.loads(path.read_bytes())["version"] for path in (tmp_path / "plain").glob("v_*/manifest.json")]
+    assert {body["format_version"] for body in bodies} == {1}
+
+
 def test_a_damaged_calibration_is_not_served(online, tmp_path):
     _, _, published = online
     version = max(published.glob("v_*"))
