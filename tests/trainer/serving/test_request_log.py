@@ -135,6 +135,40 @@ def test_logged_rows_read_as_the_server_read_them(published, tmp_path):
         assert (one.dtype, one.tobytes()) == (other.dtype, other.tobytes()), name
 
 
+def test_a_missing_event_time_that_a_feature_reads_is_logged_as_the_server_read_it(tmp_path):
+    """The network returns its input, the event time in seconds."""
+
+    class Seconds(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Dense(1, 1, weight_init="ones", has_bias=False)
+
+        def construct(self, numbers):
+            return self.scale(numbers)[:, 0]
+
+    def declared():
+        return Features([Numeric("at", missing=-1)], label="y", event_time="at")
+
+    table = {"at": np.arange(8.0) + 1.7e9, "y": np.ones(8, np.float32)}
+    net = Seconds()
+    trainer = Trainer(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 1e-30), features=declared())
+    trainer.fit(table, epochs=1, batch_size=8, callbacks=[Publish(tmp_path / "published", batch=4)])
+
+    async def ask(service):
+        rows = [{"at": None}, {"at": 1_700_000_000.25}, {"at": " "}]
+        tensor = {"name": "at", "shape": [2, 1], "datatype": "FP64", "data": [1.7e9, None]}
+        infer = Call("infer", json.dumps({"inputs": [tensor]}).encode(), request_id="t")
+        answers = [json.loads((await service.handle(c)).body) for c in (call(rows, "r"), infer)]
+        return [*answers[0]["prediction"], *answers[1]["outputs"][0]["data"]]
+
+    before = time.time()
+    answers = serving(tmp_path / "published", ask, log=str(tmp_path / "log"), log_wait=5.0)
+    assert (answers[1], answers[3]) == (np.float32(1_700_000_000.25), 1.7e9)
+    assert all(before - 128 <= answers[n] <= time.time() + 128 for n in (0, 2, 4))  # float32
+    rows = declared().transform(logged(tmp_path / "log"))
+    assert trainer.predict(rows).tolist() == answers
+
+
 def test_a_share_of_the_requests_is_the_same_in_every_server_and_named_in_each_row(published, tmp_path):
     async def ask(service):
         for number in range(60):

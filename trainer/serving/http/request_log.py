@@ -200,10 +200,11 @@ class RequestLog:
             return [_json({**log_columns, "request_id": entry.id, **entry.recommended})]
         raw_rows = reader.raw_rows(scored.request, scored.good.tolist())
         for row, values, score in zip(scored.good.tolist(), raw_rows, scores, strict=True):
-            if reader.event_time is not None and not reader.has_event_time(values):
-                values[reader.event_time] = timestamp  # ISO text: a number would be read in the declared time unit
+            line = {**values, **log_columns, "request_id": ids[row], "score": score}
+            if reader.event_time is not None:
+                line[reader.event_time] = reader.time_of(values, scored.request, entry.time)
             try:
-                lines.append(_json({**values, **log_columns, "request_id": ids[row], "score": score}))
+                lines.append(_json(line))
             except (TypeError, ValueError) as error:
                 self._count("unusable", 1)
                 logger.warning("a row of request %s cannot be logged: %s", entry.id, error)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,6 +39,7 @@ class RequestRows:
     logits: bool = False  # whether the request asks for the network's raw outputs
     outputs: tuple[str, ...] = ()  # names of the requested outputs; () for all
     id: Any = None  # the request's id, which the answer repeats
+    arrived: float = field(default_factory=time.time)  # seconds since the epoch
 
 
 def parse_json(body: bytes, media: str) -> Any:
@@ -109,19 +112,36 @@ class RowReader:
         features = graph.features
         self.event_time = None if features is None else features.event_time
         self._missing = () if features is None else features.csv.missing
+        # whether rows may lack an event time that a feature reads
+        self._fills_times = self.event_time in self.fields and self.fields[self.event_time].default is not None
         roles = () if features is None else (features.event_time, features.group)
         # columns to log
         self.logged = (*self.fields, *(name for name in roles if name is not None and name not in self.fields))
 
-    def has_event_time(self, row: Mapping[str, Any]) -> bool:
-        """Return whether a row of `raw_rows` has an event time."""
+    def time_of(self, row: Mapping[str, Any], request: RequestRows, answered: float) -> Any:
+        """Return the event time of a row of `raw_rows`.
+
+        For a row without one, this is the time of the request if a feature reads it, as in the answer, else the time of
+        the answer.
+        """
         value = row.get(self.event_time or "")
+        return self._or_time(value, _text_of_time(request.arrived if self._fills_times else answered))
+
+    def _or_time(self, value: Any, missing: str) -> Any:
         is_blank = isinstance(value, str) and (not value.strip() or value in self._missing)
-        return not (is_blank or is_missing(value))
+        return missing if is_blank or is_missing(value) else value
 
     def read(self, request: RequestRows) -> Decoded:
-        """Decode the rows of a request; the result's `reasons` describes bad rows."""
-        return self._from_table(request) if request.rows is None else self._from_rows(request.rows)
+        """Decode the rows of a request; the result's `reasons` describes bad rows.
+
+        An event time that a feature reads and a row lacks is the time of the request.
+        """
+        values, count, malformed = self._from_table(request) if request.rows is None else self._from_rows(request.rows)
+        if self._fills_times and self.event_time is not None:
+            times, now = values.get(self.event_time, [MISSING] * count), _text_of_time(request.arrived)
+            values = {**values, self.event_time: [self._or_time(value, now) for value in times]}
+        decoded = self._convert(values, count)
+        return _with_reasons(decoded, malformed) if malformed else decoded
 
     def inputs(self, decoded: Decoded) -> Mapping[str, Any]:
         """Return the network's inputs for the good rows."""
@@ -139,7 +159,8 @@ class RowReader:
         }
         return [{name: values[index] for name, values in columns.items()} for index in indices]
 
-    def _from_rows(self, rows: Sequence[Any]) -> Decoded:
+    def _from_rows(self, rows: Sequence[Any]) -> tuple[dict[str, Any], int, dict[int, str]]:
+        """Return the columns of rows, their number and the reasons of malformed rows."""
         known = self.fields.keys()
         malformed = {
             index: self._problem_of(row)
@@ -148,8 +169,7 @@ class RowReader:
         }
         if malformed:
             rows = [{} if index in malformed else row for index, row in enumerate(rows)]
-        decoded = self._convert({name: [row.get(name, MISSING) for row in rows] for name in known}, len(rows))
-        return _with_reasons(decoded, malformed) if malformed else decoded
+        return {name: [row.get(name, MISSING) for row in rows] for name in known}, len(rows), malformed
 
     def _problem_of(self, row: Any) -> str:
         if not isinstance(row, dict):
@@ -164,7 +184,8 @@ class RowReader:
         lists = {name for name, column in self.fields.items() if column.shape}
         return {name: values if name in lists else _squeezed(values) for name, values in request.table.items()}
 
-    def _from_table(self, request: RequestRows) -> Decoded:
+    def _from_table(self, request: RequestRows) -> tuple[dict[str, Any], int, dict[int, str]]:
+        """Return the same as `_from_rows` for a request of columns."""
         from ...features.raw_rows import RawTable
 
         values, count = RawTable(self._columns(request)).values(self._schema)
@@ -172,7 +193,7 @@ class RowReader:
             raise DataError(
                 f"columns of single values are lists of one value; received {count} for {request.count} rows"
             )
-        return self._convert(values, count)
+        return values, count, {}
 
     def _convert(self, values: dict[str, Any], count: int) -> Decoded:
         schema = self._schema
@@ -180,6 +201,11 @@ class RowReader:
         if texts:  # ids may be text instead of integers
             schema = Schema(self.fields | {name: replace(self.fields[name], dtype="str") for name in texts})
         return schema.convert(values, count, refuse_bools=True)
+
+
+def _text_of_time(seconds: float) -> str:
+    """Return a time as text, because a number would be read in the declared unit."""
+    return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).isoformat()
 
 
 def _squeezed(values: Any) -> Any:
