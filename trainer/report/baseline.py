@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -97,10 +97,11 @@ class Baseline(Callback):
             run_metrics, popular = self._recalls(trainer, features.labels[0])
             results, first, higher = {"this run": run_metrics, "most popular items": popular}, RECALL, True
         else:
-            raw = _concatenated(list(_raw_parts(features, self.test, None)))
-            results = self._results(trainer, features, raw)
+            results = self._results(trainer, features)
             first, higher = _first_metric(trainer)
-            importance = _importance(trainer, features, raw)
+            importance = _importance(
+                trainer, features, _concatenated(list(_raw_parts(features, self.test, IMPORTANCE_ROWS)))
+            )
         best = (max if higher else min)(results, key=lambda name: round(results[name][first], DIGITS))
         if trainer.group.is_main:
             print("\n".join(_table(results)))
@@ -114,10 +115,9 @@ class Baseline(Callback):
             self._regression = inputs, LinearModel(features, inputs, _classes(features, inputs, loss_fn))
         return self._regression
 
-    def _results(self, trainer: Any, features: Features, raw: Mapping[str, Any]) -> dict[str, Values]:
-        """Return the metrics of the run and of each plain model."""
-        test = _inputs(features, raw)
-        run_metrics = trainer.evaluate(test)
+    def _results(self, trainer: Any, features: Features) -> dict[str, Values]:
+        """Return the metrics of the run and of each plain model; the test rows are read part by part for each."""
+        run_metrics = trainer.evaluate(self.test)
         inputs, linear = self._linear(features, trainer.loss_fn)
         models: dict[str, Any] = {_regression_name(trainer.loss_fn): linear}
         try:
@@ -127,7 +127,7 @@ class Baseline(Callback):
         results = {"this run": run_metrics}
         for name, model in models.items():
             try:
-                results[name] = _model_metrics(trainer, features, test, model.outputs(test))
+                results[name] = _model_metrics(trainer, features, _raw_parts(features, self.test, None), model)
             except DataError as error:  # a regression may predict a negative count
                 logger.warning("no comparison with %s: %s", name, error)
         names = [name for name in run_metrics if all(name in values for values in results.values())]
@@ -136,18 +136,18 @@ class Baseline(Callback):
     def _recalls(self, trainer: Any, label: str) -> tuple[Values, Values]:
         """Return the recall of the two-tower model and of the most popular items."""
         features = trainer.features
-        train, test = (
-            _concatenated(list(_raw_parts(features, data, max_rows)))
-            for data, max_rows in ((self.train, self.rows), (self.test, None))
-        )
+        train = _concatenated(list(_raw_parts(features, self.train, self.rows)))
         items, first, counts = np.unique(train[label], return_index=True, return_counts=True)
         popular_items = items[np.argsort(-counts, kind="stable")[:TOP_K]]
-        rows = {name: column for name, column in test.items() if name in features.columns}
-        vectors_of_items = item_vectors(trainer, {name: train[name][first] for name in rows})
-        nearest, _ = top_items(user_vectors(trainer, rows), vectors_of_items, min(TOP_K, len(items)))
-        hits = (items[nearest] == np.asarray(test[label])[:, None]).any(1)
-        popular = np.isin(test[label], popular_items)
-        return {RECALL: float(hits.mean())}, {RECALL: float(popular.mean())}
+        vectors_of_items = item_vectors(trainer, {name: train[name][first] for name in features.columns})
+        hits = popular = count = 0
+        for part in _raw_parts(features, self.test, None):
+            chosen, rows = np.asarray(part[label]), {name: part[name] for name in features.columns}
+            nearest, _ = top_items(user_vectors(trainer, rows), vectors_of_items, min(TOP_K, len(items)))
+            hits += int((items[nearest] == chosen[:, None]).any(1).sum())
+            popular += int(np.isin(chosen, popular_items).sum())
+            count += len(chosen)
+        return {RECALL: hits / count}, {RECALL: popular / count}
 
 
 def _checked_features(trainer: Any) -> Features:
@@ -190,19 +190,21 @@ def _classes(features: Features, inputs: Inputs, loss_fn: Any) -> int:
     return 2 if meaning_of(loss_fn).target == BINARY else 1
 
 
-def _model_metrics(trainer: Any, features: Features, inputs: Inputs, outputs: np.ndarray) -> Values:
-    """Return the run's metrics, computed from a plain model's `outputs` for `inputs`.
+def _model_metrics(trainer: Any, features: Features, parts: Iterable[Mapping[str, Any]], model: Any) -> Values:
+    """Return the run's metrics, computed from a plain model's outputs for parts of raw rows.
 
     The outputs are logits or numbers, whatever the network returns.
     """
     metrics = {name: metric for name, metric in trainer.metrics.items() if not isinstance(metric, Loss)}
     target = meaning_of(trainer.loss_fn).target
-    activation = None if target not in (BINARY, CLASSES) else "sigmoid" if outputs.ndim == 1 else "softmax"
-    set_meanings(metrics, Meaning(target, activation))
-    weight = inputs[features.weight] if trainer.row_weights.of_metrics else None
     clear_metrics(metrics)
-    label = np.asarray(inputs[features.labels[0]])
-    update_metrics(metrics, (None, outputs.astype(np.float32), label), (0, 1, 2), len(label), inputs, weight)
+    for inputs in (_inputs(features, raw) for raw in parts):
+        outputs = model.outputs(inputs)
+        activation = None if target not in (BINARY, CLASSES) else "sigmoid" if outputs.ndim == 1 else "softmax"
+        set_meanings(metrics, Meaning(target, activation))
+        weight = inputs[features.weight] if trainer.row_weights.of_metrics else None
+        label = np.asarray(inputs[features.labels[0]])
+        update_metrics(metrics, (None, outputs.astype(np.float32), label), (0, 1, 2), len(label), inputs, weight)
     return read_metrics(metrics)
 
 
@@ -229,11 +231,12 @@ def _inputs(features: Features, raw: Mapping[str, Any]) -> Inputs:
 
 
 def _raw_parts(features: Features, data: Any, max_rows: int | None) -> Iterator[Mapping[str, Any]]:
-    """Yield raw columns part by part until they have at least `most` rows."""
+    """Yield raw columns part by part until they have at least `max_rows` rows."""
     count = 0
     for rows in rows_of(features, data):
-        yield rows.columns
-        count += rows.good
+        if rows.good:
+            yield rows.columns
+            count += rows.good
         if max_rows is not None and count >= max_rows:
             return
 

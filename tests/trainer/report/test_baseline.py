@@ -2,12 +2,19 @@
 
 import json
 import sys
+import weakref
 
 import numpy as np
 import pytest
+from mindspore import nn
 
 from tests.own_tables import write_csv
+from trainer import Trainer
 from trainer.experiment.cli import main
+from trainer.features import Features, Numeric
+from trainer.features.raw_rows import RawData
+from trainer.models import LogisticRegression
+from trainer.report.baseline import Baseline
 from trainer.report.run_data import read_record
 
 CONFIG = """\
@@ -147,3 +154,47 @@ def test_a_plain_model_that_a_metric_cannot_read_is_left_out(folder, capsys):
     found = json.loads((folder / "runs/t/metrics.json").read_text())["baseline"]
     assert "ridge regression" not in found["plain"]
     assert found["model"]["poisson_deviance"] > 0
+
+
+class Parts(RawData):
+    """Rows in parts; counts how many parts are held at the same time."""
+
+    in_memory = False
+
+    def __init__(self, rows, size):
+        self.rows, self.size, self.most = rows, size, 0
+
+    def names(self, csv_format):
+        return list(self.rows)
+
+    def parts(self, features, bad_rows, *, labelled=True, kept=False):
+        held = []
+        for first in range(0, len(self.rows["x"]), self.size):
+            rows = {name: column[first : first + self.size] for name, column in self.rows.items()}
+            part = features.read(rows, labelled=labelled, kept=kept)
+            held = [*(array for array in held if array() is not None), weakref.ref(part.columns["x"])]
+            self.most = max(self.most, len(held))
+            yield part
+
+
+def test_the_test_rows_are_compared_part_by_part():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=60_000)
+    rows = {"x": x, "click": (rng.random(len(x)) < 1 / (1 + np.exp(-x))).astype(np.float32)}
+    features = Features([Numeric("x")], label="click")
+    net = LogisticRegression(features)
+    optimizer = nn.Adam(net.trainable_params(), 0.1)
+    trainer = Trainer(net, nn.BCEWithLogitsLoss(), optimizer, metrics=["log_loss", "auc"], features=features)
+    train = {name: column[:2000] for name, column in rows.items()}
+    trainer.fit(train, epochs=1, batch_size=200)
+    parts = Parts(rows, 2000)
+    found = Baseline(train, parts).compare(trainer)
+    assert parts.most <= 8, "columns are shuffled in the first 10,000 rows, and all others are read and forgotten"
+    plain, whole = found["plain"], trainer.evaluate(rows)
+    assert found["model"]["auc"] == pytest.approx(whole["auc"])
+    assert list(plain) == [LOGISTIC, BOOSTED]
+    of_all = Baseline(train, rows).compare(trainer)
+    assert {name: values["auc"] for name, values in plain.items()} == pytest.approx(
+        {name: values["auc"] for name, values in of_all["plain"].items()}
+    )
+    assert found["importance"] == of_all["importance"]
