@@ -164,7 +164,7 @@ class MLflowLogger(Logger):
         sender.close(CLOSE_SECONDS)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the id of the MLflow run and the names of its metrics, so that a resumed run can continue it."""
+        """Return what a resumed run needs to continue the MLflow run: id and names."""
         return {"run_id": self.run_id, "names": dict(self._names)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -116,7 +116,10 @@ class Baseline(Callback):
         return self._regression
 
     def _results(self, trainer: Any, features: Features) -> dict[str, Values]:
-        """Return the metrics of the run and of each plain model; the test rows are read part by part for each."""
+        """Return the metrics of the run and of each plain model.
+
+        The test rows are read part by part, once for each.
+        """
         run_metrics = trainer.evaluate(self.test)
         inputs, linear = self._linear(features, trainer.loss_fn)
         models: dict[str, Any] = {_regression_name(trainer.loss_fn): linear}
@@ -191,7 +194,7 @@ def _classes(features: Features, inputs: Inputs, loss_fn: Any) -> int:
 
 
 def _model_metrics(trainer: Any, features: Features, parts: Iterable[Mapping[str, Any]], model: Any) -> Values:
-    """Return the run's metrics, computed from a plain model's outputs for parts of raw rows.
+    """Return the run's metrics of a plain model's outputs for parts of raw rows.
 
     The outputs are logits or numbers, whatever the network returns.
     """

@@ -59,7 +59,10 @@ def _mirrored_run(config: ExperimentConfig) -> str | None:
 
 
 def changed_settings(folder: Path, config: ExperimentConfig, ignored: Iterable[str] = ()) -> list[str]:
-    """Describe changed settings; defaults, run_dir, and `ignored` with the paths below, do not count."""
+    """Describe changed settings; defaults, run_dir and `ignored` do not count.
+
+    A path in `ignored` stands for all paths below it, too.
+    """
     run = run_folder.Run.read(folder)
     recorded, defaults = run.config, run.versions.get("defaults", ())
     recorded_flat, current_flat = run_folder.flatten(recorded), run_folder.flatten(config.to_dict())

@@ -79,9 +79,10 @@ def remove_rejected(run_dir: Path) -> None:
 
 
 def newest_run(preferred: Path, experiment: str) -> Path | None:
-    """Return the newest run folder that `claim_run_dir` created for `preferred`, or None.
+    """Return the newest run folder of an experiment, or None.
 
-    The folder ``visits-2`` may also be of an experiment of that name, which is not the experiment ``visits``.
+    The folders are those that `claim_run_dir` creates for `preferred`. A folder ``visits-2`` may also be of an
+    experiment of that name, which is not the experiment ``visits``.
     """
     folders = []
     for folder in preferred.parent.iterdir() if preferred.parent.is_dir() else ():
