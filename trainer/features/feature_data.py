@@ -90,7 +90,8 @@ def batches_of(
             if kept is not None:
                 kept.add({name: rows.columns[name] for name in features.keep})
             empty = False
-            yield features.batch(rows.columns)
+            # a kept label or weight of rows to predict is no label: it may be missing or of any type
+            yield features.batch(rows.columns) if labelled else features.apply(rows.columns)
         _check_no_bad_rows(bad_rows, answer_all)
         report = bad_rows.report()
         if report is not None and log:

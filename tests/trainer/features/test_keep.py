@@ -11,7 +11,7 @@ from tests.trainer.features.test_training import Small
 from trainer import Trainer
 from trainer.errors import ConfigurationError
 from trainer.features import Categorical, Features, Numeric, RawFiles
-from trainer.features.feature_data import KeptColumns, rows_of
+from trainer.features.feature_data import KeptColumns, inputs_of, rows_of
 from trainer.serving import Publish, ServedModel
 
 ROWS = 300
@@ -134,6 +134,25 @@ def test_the_kept_rows_of_a_part_are_those_that_an_evaluation_reads(event_time, 
     assert kept.columns["y"].tolist() == evaluated.columns["y"].tolist()
     (shown,) = rows_of(features, data, labelled=False)
     assert shown.columns["x"].tolist() == evaluated.columns["x"].tolist()
+
+
+def test_a_kept_label_may_be_missing_where_rows_are_predicted(tmp_path):
+    trainer = make_trainer(keep=["y", "w"], weight="w")
+    trainer.features.fit({**TABLE, "w": [1.0] * ROWS})
+    labels = [None if n % 3 == 0 else n % 2 for n in range(ROWS)]
+    table = {**TABLE, "y": labels}
+    path = tmp_path / "rows.csv"
+    pd.DataFrame(table).astype({"y": "Int64"}).to_csv(path, index=False)
+    scores = trainer.predict(TABLE, batch_size=64)
+    weights = ["heavy"] * ROWS
+    for data in ({**table, "w": weights}, path, RawFiles(path, in_memory=False)):
+        answer = trainer.predict(data, batch_size=64, keep=True)
+        np.testing.assert_array_equal(answer["prediction"], scores)
+        assert [None if y in (None, "") else int(y) for y in answer["y"]] == labels
+    named = Features([Numeric("x")], label="y", label_classes=["no", "yes"], keep=["y"])
+    kept = KeptColumns()
+    assert list(inputs_of(named, {"x": [1.0, 2.0], "y": [None, "other"]}, labelled=False, kept=kept)) == ["numbers"]
+    assert kept.take(2)["y"].tolist() == ["", "other"]
 
 
 def test_parts_of_different_number_types_are_joined_exactly():
