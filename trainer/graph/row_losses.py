@@ -41,7 +41,7 @@ class RowLoss(nn.Cell):
     """The weighted mean of a loss over rows, sum(w l) / sum(w), or the weighted sum.
 
     If a row has several values, for example one per output, they are averaged. Class weights and ignored labels count
-    as in MindSpore's own mean. If all weights are 0, the loss is 0.
+    as in MindSpore's own mean. The label of a row of weight 0 may be NaN. If all weights are 0, the loss is 0.
 
     Args:
         each: function of (prediction, labels...) that returns one value per row, or several.
@@ -58,10 +58,16 @@ class RowLoss(nn.Cell):
 
     def construct(self, prediction, labels, weights):
         """Return the loss; `labels` is a tuple, the weights are float32 [rows]."""
-        values = self._row_values(prediction, labels)
-        rows = weights.shape[0]
+        rows, known = weights.shape[0], ()
+        for label in labels:
+            if ops.is_floating_point(label):  # replace it before the loss, because NaN times 0 is NaN
+                counts = ops.reshape(weights, (rows,) + (1,) * (label.ndim - 1)) > 0
+                label = ops.select(ops.broadcast_to(counts, label.shape), label, ops.zeros_like(label))
+            known += (label,)
+        values = self._row_values(prediction, known)
         values = ops.reshape(ops.cast(values, mstype.float32), _shape_of_rows(self.name, values.shape, rows))
-        total = ops.sum(values * ops.reshape(weights, (rows, 1)))
+        counts = ops.broadcast_to(ops.reshape(weights, (rows, 1)) > 0, values.shape)
+        total = ops.sum(ops.select(counts, values, ops.zeros_like(values)) * ops.reshape(weights, (rows, 1)))
         if self.kind == ONE:
             return total
         elements = 1 if self.of_classes and labels[0].ndim < prediction.ndim else values.shape[1]

@@ -11,7 +11,7 @@ import mindspore.train as ms_train
 import numpy as np
 
 from ..checks import nonempty_text, refuse, whole
-from .predictions import CountsByName, Meaning, group_column, row_weights, to_numpy
+from .predictions import CountsByName, Meaning, group_column, row_weights, to_numpy, without_ignored
 from .window_metric import Direction, RowMetric, WindowMetric
 
 OTHER = "other"
@@ -32,6 +32,11 @@ def direction_of(metric: Any) -> Direction | Mapping[str, Direction]:
     """
     listed = True if isinstance(metric, _HIGHER_IS_BETTER) else False if isinstance(metric, _LOWER_IS_BETTER) else None
     return getattr(metric, "higher_is_better", listed)
+
+
+def is_of_mindspore(metric: Any) -> bool:
+    """Return whether MindSpore defines the metric's class."""
+    return type(metric).__module__.startswith("mindspore.")
 
 
 def directions_of(metric: Any) -> dict[str, Direction]:
@@ -149,8 +154,8 @@ class WindowOnly:
     group: str | None = None
     parts: tuple[str, ...] = ()
 
-    def __init__(self, metric: Any) -> None:
-        self.metric = metric
+    def __init__(self, metric: Any, ignored: int | None = None) -> None:
+        self.metric, self._ignored = metric, ignored if is_of_mindspore(metric) else None
         metric.clear()
 
     @property
@@ -164,6 +169,10 @@ class WindowOnly:
 
     def update(self, predictions: Any, labels: Any, weights: Any = None, groups: Any = None) -> None:
         """Add rows; pass weights on only if the metric's `update` accepts them."""
+        if self._ignored is not None:
+            predictions, labels, weights = without_ignored(self._ignored, predictions, labels, weights)
+            if not len(labels):
+                return
         accepts_weights = weights is not None and "weights" in inspect.signature(self.metric.update).parameters
         self.metric.update(predictions, labels, **({"weights": weights} if accepts_weights else {}))
 

@@ -75,6 +75,7 @@ class Calibrator(Stateful):
         self.column: str | None = by
         self.index: int | None = None
         self._activation = "sigmoid"
+        self.ignored: int | None = None  # see `Meaning.ignored`
         self._forgets = True
         self.catch_up: Callable[[], None] = lambda: None  # set by the run: adds its queued rows before a read
         self.restart()
@@ -115,7 +116,7 @@ class Calibrator(Stateful):
                 "calibration takes one binary label whose probability the loss defines (BCEWithLogitsLoss, BCELoss, "
                 "CrossEntropyLoss of two classes, or prediction_activation 'sigmoid', 'softmax' or 'identity')"
             )
-        self._activation = kind
+        self._activation, self.ignored = kind, meaning.ignored
         if self.by is not None and id_names is not None:
             if self.by not in id_names:
                 known = ", ".join(id_names) or "there is none"
@@ -149,6 +150,8 @@ class Calibrator(Stateful):
             DataError: the outputs or labels do not belong to one binary label.
         """
         labels = to_numpy(labels, "labels").reshape(-1).astype(np.float64)
+        if self.ignored is not None:
+            labels[labels == self.ignored] = np.nan
         try:
             logits = logits_of(self._activation, to_numpy(outputs, "predictions"))
         except ValueError as error:

@@ -36,7 +36,8 @@ def meaning_of(loss_fn: Any, activation: Activation | None = None) -> Meaning:
     declared = check_activation(
         f"{type(loss_fn).__name__}.prediction_activation", getattr(loss_fn, "prediction_activation", None)
     )
-    return Meaning(meaning.target, activation or declared or meaning.activation)
+    ignored = getattr(loss_fn, "ignore_index", None) if meaning.target == CLASSES else None
+    return Meaning(meaning.target, activation or declared or meaning.activation, ignored)
 
 
 def set_meanings(metrics: Mapping[str, Any], meaning: Meaning) -> None:
@@ -75,13 +76,16 @@ def target_of(loss_fn: Any, predictions: np.ndarray, labels: np.ndarray) -> str:
     The loss's class may determine it; otherwise the values and shapes do. `predictions` and `labels` have shape
     [B, ...]. If the activation changes the shape of predictions, it must have been applied.
     """
-    target = meaning_of(loss_fn).target
+    meaning = meaning_of(loss_fn)
+    target = meaning.target
     scores, labels = (array.reshape(len(array), math.prod(array.shape[1:])) for array in (predictions, labels))
     columns = scores.shape[1]
     if target in (REAL, COUNT):
         return target if scores.size == labels.size else ""
     one_label = labels.shape[1] == 1
     known = labels[~np.isnan(labels)] if labels.dtype.kind == "f" else labels
+    if meaning.ignored is not None and one_label:
+        known = known[known != meaning.ignored]
     is_binary = bool(np.isin(known, (0, 1)).all())
     if columns <= 2 and one_label and is_binary and predictions.ndim <= 2:
         return BINARY

@@ -154,6 +154,47 @@ class Meaning:
 
     target: str | None = None  # "binary" (several columns are independent labels), "classes", "real", "count"
     activation: Activation | None = None  # a key of `ACTIVATIONS`, or a function of a NumPy array [B, ...]
+    ignored: int | None = None  # class number of the labels that do not count (`ignore_index` of the loss)
+
+
+def without_ignored(ignored: int, predictions: Any, labels: Any, *columns: Any) -> tuple[Any, ...]:
+    """Leave out the class numbers that a loss ignores, with their predictions.
+
+    Args:
+        ignored: the loss's `ignore_index`.
+        predictions: [B] or [B, C, ...]; Tensor or array.
+        labels: class numbers, [B], [B, 1] or [B, ...]; others, such as one-hot labels, are returned unchanged.
+        columns: values of the rows, [B] or [B, 1], or None.
+
+    Returns:
+        Predictions, labels and columns of the labels that count. With several labels per row, each is a row of its own.
+    """
+    numbers = to_numpy(labels, "labels")
+    counts = numbers != ignored
+    if numbers.dtype.kind not in "iu" or counts.all():
+        return predictions, labels, *columns
+    scores, rows = to_numpy(predictions, "predictions"), len(numbers)
+    if numbers.size != rows:
+        if scores.shape[:1] + scores.shape[2:] != numbers.shape:
+            return predictions, labels, *columns
+        scores = np.moveaxis(scores, 1, -1).reshape(numbers.size, -1)
+        columns = tuple([None if c is None else np.repeat(_host(c).reshape(-1), numbers.size // rows) for c in columns])
+    counts = counts.reshape(-1)
+    kept = [None if column is None else _host(column)[counts] for column in columns]
+    return scores[counts], numbers.reshape(-1)[counts], *kept
+
+
+def without_weightless(predictions: Any, labels: Any, weights: Any, groups: Any = None) -> tuple[Any, ...]:
+    """Leave out the rows of weight 0, whose predictions and labels may be NaN."""
+    checked = row_weights(weights, len(labels))
+    if checked is None or checked.all():
+        return predictions, labels, weights, groups
+    columns = (predictions, labels, weights, groups)
+    return tuple([None if column is None else _host(column)[checked > 0] for column in columns])
+
+
+def _host(column: Any) -> np.ndarray:
+    return column.asnumpy() if hasattr(column, "asnumpy") else np.asarray(column)
 
 
 def check_activation(argument: str, activation: Any) -> Activation | None:

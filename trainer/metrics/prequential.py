@@ -45,10 +45,17 @@ class PrequentialMetrics:
         decay: factor applied to the weight of the decayed past when a window closes, 0 < decay < 1.
         task: prefix for the metrics' names if the model has several tasks.
         lenient: names of metrics that are dropped with a warning if they cannot process the rows; others raise.
+        ignored: class number of labels that MindSpore's metrics do not receive, or None; see `Meaning.ignored`.
     """
 
     def __init__(
-        self, metrics: Mapping[str, Any], decay: float = 0.9, *, task: str = "", lenient: Collection[str] = ()
+        self,
+        metrics: Mapping[str, Any],
+        decay: float = 0.9,
+        *,
+        task: str = "",
+        lenient: Collection[str] = (),
+        ignored: int | None = None,
     ) -> None:
         self._decay = number("decay", decay, above=0, below=1)
         self.task = task
@@ -60,7 +67,7 @@ class PrequentialMetrics:
                 metric.restart()
                 self._metrics[name] = CountsByName({horizon: copy.deepcopy(metric) for horizon in HORIZONS})
             else:
-                window = metric if isinstance(metric, WindowOnly) else WindowOnly(metric)
+                window = metric if isinstance(metric, WindowOnly) else WindowOnly(metric, ignored)
                 self._metrics[name] = CountsByName(window=window)
         self._failed: set[str] = set()
         self._buffer: RowBuffer | None = None

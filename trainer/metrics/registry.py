@@ -22,9 +22,9 @@ import numpy as np
 
 from ..checks import refuse
 from ..errors import ConfigurationError, DataError, did_you_mean
-from .adapters import BySlice, directions_of
+from .adapters import BySlice, directions_of, is_of_mindspore
 from .loss import Loss
-from .predictions import Activation, check_activation, named_values
+from .predictions import Activation, check_activation, named_values, without_ignored
 from .ranking import GroupMetric, TopKMetric
 from .window_metric import Direction, RowMetric, WindowMetric
 
@@ -100,6 +100,7 @@ def update_metrics(
     num_samples: float,
     columns: Mapping[str, np.ndarray] | None = None,
     weights: np.ndarray | None = None,
+    ignored: int | None = None,
 ) -> None:
     """Update each metric with a batch of an evaluation network's outputs.
 
@@ -111,6 +112,7 @@ def update_metrics(
         num_samples: weight of the batch in the mean loss: its number of rows, or the sum of the row weights.
         columns: host columns of the batch by name, for metrics that group rows.
         weights: weight of each row, [rows]; all metrics must accept weights (`check_weighted`). None: no weights.
+        ignored: class number of labels that MindSpore's metrics do not receive, or None; see `Meaning.ignored`.
 
     Raises:
         DataError: the group column of a metric is missing.
@@ -121,6 +123,10 @@ def update_metrics(
             metric.add(outputs[index], num_samples)
             continue
         inputs = outputs if eval_indexes is None else (outputs[eval_indexes[1]], outputs[eval_indexes[2]])
+        if ignored is not None and eval_indexes is not None and is_of_mindspore(metric):
+            inputs = without_ignored(ignored, *inputs)
+            if not len(inputs[1]):
+                continue
         column, columns = group_of(metric), columns or {}
         options = {} if weights is None else {"weights": weights}
         if column is None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from mindspore.train import Metric
 
 from ..errors import DataError
-from .predictions import Meaning, Sums, activate, to_numpy
+from .predictions import Meaning, Sums, activate, to_numpy, without_ignored, without_weightless
 
 Direction = bool | None
 
@@ -80,7 +80,8 @@ class RowMetric(Metric):
         Args:
             inputs: predictions, labels and optionally sample weights of shape [B], as Tensors or arrays. If there are
                 more inputs, select these with `set_indexes`.
-            weights: sample weights, shape [B], finite and not negative; None counts each row once.
+            weights: sample weights, shape [B], finite and not negative; None counts each row once. Rows of weight 0 are
+                left out, whatever their values.
             groups: group of each row, shape [B] or [B, 1], integers or strings; required by metrics with a `group`.
 
         Raises:
@@ -98,6 +99,14 @@ class RowMetric(Metric):
         activation = self.meaning.activation
         if activation is not None and not (self.takes_raw and activation in ("identity", "sigmoid", "softmax")):
             predictions = activate(activation, to_numpy(predictions, "predictions"))
+        labels = to_numpy(labels, "labels")
+        rows = labels.size
+        kept = without_weightless(predictions, labels, weights, groups)
+        if self.meaning.ignored is not None:
+            kept = without_ignored(self.meaning.ignored, *kept)
+        predictions, labels, weights, groups = kept
+        if rows and not labels.size:
+            return
         if self.group is None:
             self.add(predictions, labels, weights)
         elif groups is None:

@@ -16,7 +16,7 @@ from ..graph.program import StepOptions
 from ..metrics.binary import Calibration, NormalizedEntropy
 from ..metrics.calibration_map import CalibrationMap
 from ..metrics.calibrator import Calibrator
-from ..metrics.defaults import meaning_of
+from ..metrics.defaults import meaning_of, set_meanings
 from ..metrics.predictions import Meaning, activate
 from ..metrics.window import Window
 from ..mindspore_internals.cell_structure import cells_and_names
@@ -85,7 +85,9 @@ def ids_of_chunk(calibrator: Calibrator, chunk: Chunk) -> np.ndarray | None:
 def calibrated_metrics(calibrator: Calibrator) -> dict[str, Any]:
     """Return the metrics of calibrated probabilities by name."""
     sampling = ("identity", calibrator.negative_sampling_rate, False)
-    return {"calibration": Calibration(*sampling), "normalized_entropy": NormalizedEntropy(*sampling)}
+    metrics = {"calibration": Calibration(*sampling), "normalized_entropy": NormalizedEntropy(*sampling)}
+    set_meanings(metrics, Meaning(ignored=calibrator.ignored))
+    return metrics
 
 
 class CalibratedRows:

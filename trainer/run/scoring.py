@@ -110,7 +110,8 @@ class Scoring:
         metrics = defaults | chosen
         set_meanings(metrics, self._meanings[task])
         lenient = [name for name in metrics if name not in chosen]
-        return PrequentialMetrics(metrics, self.window.decay, task=task, lenient=lenient)
+        ignored = self._meanings[task].ignored
+        return PrequentialMetrics(metrics, self.window.decay, task=task, lenient=lenient, ignored=ignored)
 
     def _calibrated_windows(self, calibrator: Calibrator) -> PrequentialMetrics:
         return PrequentialMetrics(calibrated_metrics(calibrator), self.window.decay, task=CALIBRATED)
@@ -174,7 +175,7 @@ class Scoring:
         self._windows[task] = self._make_metrics(task, target)
         if not len(label):  # the first batch has no row for this task
             return
-        trial = PrequentialMetrics(chosen)
+        trial = PrequentialMetrics(chosen, ignored=self._meanings[task].ignored)
         try:
             trial.update(prediction, label, groups=groups)
             trial.close_window()

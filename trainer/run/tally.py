@@ -15,7 +15,7 @@ from ..graph.denominators import COUNTED
 from ..graph.multi_task import MultiTaskLoss
 from ..metrics.defaults import meaning_of, set_meanings
 from ..metrics.loss import Loss, WeightedMean
-from ..metrics.predictions import Activation
+from ..metrics.predictions import Activation, Meaning
 from ..metrics.registry import as_numbers, clear_metrics, group_of, metrics_of_task, read_metric, update_metrics
 from ..mindspore_internals import device
 from ..state import NUMPY_DTYPES, StepOutputs, host_copy
@@ -63,9 +63,11 @@ class Tally:
         self._metrics_by_task = {task: metrics_of_task(metrics, task, names) for task in ("", *names)}
         groups = [*map(group_of, metrics.values()), weights.column]
         self.groups = tuple(dict.fromkeys(filter(None, groups)))
+        self._meanings: dict[str, Meaning] = {}
         losses = [loss_fn] if self._tasks is None else [None, *self._tasks.losses]
         for loss, (task, task_metrics) in zip(losses, self._metrics_by_task.items(), strict=True):
-            set_meanings(task_metrics, meaning_of(loss, activations.get(task)))
+            meaning = self._meanings[task] = meaning_of(loss, activations.get(task))
+            set_meanings(task_metrics, meaning)
         clear_metrics(metrics)
 
     def columns_of(self, chunk: Chunk) -> dict[str, np.ndarray]:
@@ -86,7 +88,8 @@ class Tally:
             mean = loss.item() if loss.ndim == 0 else loss.asnumpy().mean()  # `item` is five times as fast
             self._loss.update(float(mean), num_samples)
         if self._tasks is None:
-            update_metrics(self._metrics, outputs, self._indexes, num_samples, columns, of_metrics)
+            ignored = self._meanings[""].ignored
+            update_metrics(self._metrics, outputs, self._indexes, num_samples, columns, of_metrics, ignored)
             if self.calibrated is not None:
                 self.calibrated.add(outputs[1].asnumpy(), outputs[2].asnumpy(), of_metrics, columns.get(_IDS))
             return
@@ -100,7 +103,8 @@ class Tally:
             read = (None, np.array(predictions[index].asnumpy())[kept], host_labels[index][kept])
             of_rows = {name: column[kept] for name, column in columns.items()}
             of_these = None if of_metrics is None else of_metrics[kept]
-            update_metrics(self._metrics_by_task[task], read, (0, 1, 2), len(read[2]), of_rows, of_these)
+            ignored = self._meanings[task].ignored
+            update_metrics(self._metrics_by_task[task], read, (0, 1, 2), len(read[2]), of_rows, of_these, ignored)
 
     def results(self) -> dict[str, float]:
         """Return "loss", the losses of the tasks and the metrics.
