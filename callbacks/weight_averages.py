@@ -46,8 +46,8 @@ class WeightAveraging(Callback):
     def on_eval_end(self, trainer: Trainer) -> None:
         self._applied.close()
 
-    # If a validation is interrupted, `on_eval_end` is not called, so the next hook restores the weights.
-    on_train_step_begin = on_checkpoint = on_eval_end
+    # If a validation is interrupted or fails, `on_eval_end` is not called, so the next hook restores the weights.
+    on_train_step_begin = on_train_epoch_end = on_checkpoint = on_exception = on_eval_end
 
     def on_train_end(self, trainer: Trainer) -> None:
         self._applied.close()

@@ -1,5 +1,7 @@
 """Averages of weights: against NumPy, in validation, snapshots and published models."""
 
+import contextlib
+
 import mindspore as ms
 import numpy as np
 import onnxruntime
@@ -233,3 +235,23 @@ def test_weights_that_are_loaded_are_averaged_anew(averaged):
     trainer.load(folder / "checkpoints", weights_only=True)
     for name, value in weights(trainer).items():
         np.testing.assert_array_equal(averages(trainer)[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_weights_are_back_for_the_hooks_that_follow_a_validation_that_was_interrupted(fails):
+    trainer, seen = make(), {}
+
+    def interrupt(trainer):
+        if fails:
+            raise OSError("the disk is away")
+        trainer.stop("SIGTERM", kind="signal")
+
+    def see(name):
+        return lambda trainer: seen.update({name: weights(trainer)})
+
+    hook = "on_exception" if fails else "on_train_epoch_end"
+    observer = LambdaCallback(on_train_step_end=see("trained"), on_eval_step_begin=interrupt, **{hook: see("after")})
+    with pytest.raises(OSError, match="away") if fails else contextlib.nullcontext():
+        fit(trainer, EMA(0.9), observer, valid_dataset=DATA)
+    for name, value in seen["trained"].items():
+        np.testing.assert_array_equal(seen["after"][name], value, err_msg=name)
