@@ -10,6 +10,8 @@ from __future__ import annotations
 import dis
 import inspect
 from collections.abc import Sequence
+from functools import lru_cache
+from types import CodeType
 from typing import Any
 
 from mindspore import nn
@@ -56,20 +58,27 @@ def require_declared_keys(network: nn.Cell) -> None:
     construct = inspect.unwrap(kind.construct)
     if batch_keys(network) or not inspect.isfunction(construct):
         return
-    argument = next(iter(construct.__code__.co_varnames[1 : construct.__code__.co_argcount]), None)
-    code = [(step.opname.partition("_CHECK")[0], step.argval) for step in dis.get_instructions(construct)]
-    if ("STORE_FAST", argument) in code:  # the name is assigned another value
-        return
-    keys = [
-        key
-        for loaded, (name, key), (index, _) in zip(code, code[1:], code[2:], strict=False)
-        if loaded == ("LOAD_FAST", argument) and (name, index) == ("LOAD_CONST", "BINARY_SUBSCR") and type(key) is str
-    ]
+    argument, keys = _subscripts(construct.__code__)
     if keys:
         raise ConfigurationError(
             f"network: {kind.__name__}.construct reads {keys[0]!r} of {argument!r} by name, and receives tensors by "
-            f"position; name the columns of its dict: {kind.__name__}.{ATTRIBUTE} = {tuple(dict.fromkeys(keys))}"
+            f"position; name the columns of its dict: {kind.__name__}.{ATTRIBUTE} = {keys}"
         )
+
+
+@lru_cache(maxsize=64)  # reading the bytecode takes as long as a small prediction
+def _subscripts(code: CodeType) -> tuple[str | None, tuple[str, ...]]:
+    """Return a method's first argument and the constant strings that index it."""
+    argument = next(iter(code.co_varnames[1 : code.co_argcount]), None)
+    steps = [(step.opname.partition("_CHECK")[0], step.argval) for step in dis.get_instructions(code)]
+    if ("STORE_FAST", argument) in steps:  # the name is assigned another value
+        return argument, ()
+    keys = [
+        key
+        for loaded, (name, key), (index, _) in zip(steps, steps[1:], steps[2:], strict=False)
+        if loaded == ("LOAD_FAST", argument) and (name, index) == ("LOAD_CONST", "BINARY_SUBSCR") and type(key) is str
+    ]
+    return argument, tuple(dict.fromkeys(keys))
 
 
 class DictNetwork(nn.Cell):
