@@ -20,7 +20,7 @@ from .learned import Learned, Recent
 from .profiles import ColumnProfile, ProfileBuckets, stability_index
 from .raw_rows import Rows
 
-_RAW = "@raw."  # prefix of the names of raw columns in a batch of inputs
+RAW = "@raw."  # prefix of the names of raw columns in a batch of inputs
 
 
 class BatchTransform:
@@ -51,11 +51,13 @@ class BatchTransform:
         self._times = [name for name in times if name in decoded and decoded[name].times]
         self._versions: deque[tuple[Any, Learned, Recent, Keys | None]] = deque()
         self._ahead = features  # the features of the reading thread
+        self._updated = features.learned, features.recent  # at the last complete update
 
     def begin(self) -> None:
         """Start from the learned state of the trainer's features."""
         self._versions.clear()
         self._ahead = self.features.copy() if self.features.learns_online else self.features
+        self._updated = self.features.learned, self.features.recent
 
     def __call__(self, batch: Batch) -> Batch:
         """Return the batch of the good rows, with their positions in the stream."""
@@ -85,13 +87,13 @@ class BatchTransform:
         if times is None and event_time is not None:
             times = rows.columns[event_time]
         columns: dict[str, Any] = dict(features.batch(rows.columns))
-        columns |= {_RAW + name: rows.columns[name] for name in self._included_columns}
+        columns |= {RAW + name: rows.columns[name] for name in self._included_columns}
         return Batch(columns, times, batch.spans)
 
     def learn(self, batch: Batch, state: Any) -> None:
         """Learn from a batch of `__call__`, or several concatenated; call it in order."""
         features, drift = self._ahead, None
-        raw = {name: batch.columns[_RAW + name] for name in self._included_columns}
+        raw = {name: batch.columns[RAW + name] for name in self._included_columns}
         if features.learns_online:
             features.recent = features.recent.with_batch(batch.rows, features.learned.observed(raw))
         if self.drift is not None:
@@ -106,11 +108,21 @@ class BatchTransform:
             return tuple(self._ahead.columns)
         return () if self.drift is None else tuple(self.drift.columns)
 
-    def trained_to(self, state: Any) -> None:
+    def trained_to(self, state: Any, *, updated: bool = True) -> None:
         """Set the trainer's features to the learned state at position `state`.
 
-        A position that was reached before, such as that of a placeholder batch, changes nothing.
+        A position that was reached before, such as that of a placeholder batch, changes nothing. `updated` says whether
+        an update is complete there.
         """
+        self._advance(state)
+        if updated:
+            self._updated = self.features.learned, self.features.recent
+
+    def go_back(self) -> None:
+        """Go back to the last complete update, behind which rows will be read again."""
+        self.features.learned, self.features.recent = self._updated
+
+    def _advance(self, state: Any) -> None:
         if not any(position is state for position, *_ in self._versions):
             return
         while self._versions:

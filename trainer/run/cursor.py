@@ -36,6 +36,7 @@ class Cursor:
         self.source, self.valid_every, self.filling, self._restore_seed = source, valid_every, filling, restore_seed
         self.position = Position() if source.endless else Position(progress.epoch)  # just after the last trained row
         self.updated = self.position  # just after the last row of a complete update
+        self.rows_updated = 0  # rows of the Trainer's life up to there
         self.meter = LossMeter()  # losses of the current epoch
         self.validation_pending = False  # whether a signal prevented a validation that was due
         self.base = {"epoch": progress.epoch, "step": progress.global_step}  # the limits of a call count from here

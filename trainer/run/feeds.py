@@ -135,8 +135,9 @@ def training_feed(
     try:
         find_tables(trainer, source, feed_options)
         check_training(trainer.group.size, trainer.network, trainer.optimizer)
-    except Exception:
+    except BaseException:
         Feed(source, feed_options).close()
+        source.go_back(Position(), 0)  # before the rows that were peeked at
         raise
     filling = None
     if source.any_size and trainer.group.size == 1 and trainer.compiled and trainer.boost.freezing is None:

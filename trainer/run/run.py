@@ -139,7 +139,7 @@ class Run:
         progress.samples_seen += chunk.all_samples
         self.cursor.position = chunk.position
         if not chunk.position.micro_batches:
-            self.cursor.updated = chunk.position
+            self.cursor.updated, self.cursor.rows_updated = chunk.position, progress.samples_seen
         self.feed.source.trained_to(chunk.position)
         self.trainer.state.data_wait = self.feed.clock.share
 
@@ -325,14 +325,17 @@ def train(
         state.steps_per_epoch = steps_per_epoch(feed.size, trainer.accumulate)
         if trainer.tasks is not None:
             logger.info("tasks: %s", trainer.tasks.describe())
-        seen, cursor.updated = state.progress.samples_seen, cursor.position
+        seen = cursor.rows_updated = state.progress.samples_seen
+        cursor.updated = cursor.position
         with trainer.builder.training():
             loop.train(run)
     finally:
         feed.close()
         drained = state.stop_reason is not None and state.stop_reason.kind in ("stream_end", "idle")
-        if seen is not None and not drained:  # the next call reads again what was prefetched, or waits for an update
-            feed.go_back(cursor.updated, state.progress.samples_seen - seen)
+        if seen is not None:
+            state.progress.samples_seen = cursor.rows_updated  # the gradients of an incomplete update are dropped
+        if not drained:  # the next call reads again what was read ahead, or waits for an update
+            feed.go_back(cursor.updated, cursor.rows_updated - (seen or 0))
 
 
 def _is_long(share: float, waited: float) -> bool:

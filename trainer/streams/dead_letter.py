@@ -100,9 +100,8 @@ class DeadLetter:
         """
         if not rows:
             return
-        self._newest_reason = rows[-1].reason
-        self.count_reasons(rows, origins)
         if self.path is None:
+            self._count_written(rows, origins)
             if not self._warned:
                 self._warned = True
                 first, origin = rows[0], origins[rows[0].message]
@@ -124,6 +123,11 @@ class DeadLetter:
                 with contextlib.suppress(OSError):
                     self._close()
                 raise self._file_error("written", error) from error
+        self._count_written(rows, origins)  # not before: rows that cannot be written are read again
+
+    def _count_written(self, rows: Sequence[BadRow], origins: Sequence[Span]) -> None:
+        self._newest_reason = rows[-1].reason
+        self.count_reasons(rows, origins)
 
     def count_reasons(self, rows: Sequence[BadRow], origins: Sequence[Span]) -> None:
         """Count the reasons of bad rows for `report`, and describe the first bad row."""

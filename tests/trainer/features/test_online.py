@@ -1,5 +1,7 @@
 """Features that learn from the stream: new categories, moving means, exact after an interruption, in what is served."""
 
+import itertools
+
 import numpy as np
 import pytest
 from mindspore import nn, ops, set_seed
@@ -11,7 +13,7 @@ from trainer.errors import ConfigurationError
 from trainer.features import Bucketized, Categorical, FeatureEmbedding, Features, ListFeature, Numeric
 from trainer.features.statistics import Moments
 from trainer.serving import Publish, ServedModel
-from trainer.streams import ReplayStream
+from trainer.streams import IterableStream, ReplayStream
 
 ROWS, BATCH, UPDATE = 1200, 50, 170
 
@@ -119,6 +121,26 @@ def test_a_second_call_goes_on_with_what_the_first_has_learned(undisturbed):
         trainer.online_train(stream, callbacks=[], batch_size=BATCH, max_steps=steps)
     assert state_of(trainer) == state_of(undisturbed)
     np.testing.assert_array_equal(trainer.predict(ALL), undisturbed.predict(ALL))
+
+
+def test_rows_of_an_update_that_was_not_complete_are_learned_from_once():
+    """A further call reads them again."""
+    cuts = [0, 30, 50, 80, 100]
+    batches = [{name: ALL[name][first:end] for name in ("x", "y")} for first, end in itertools.pairwise(cuts)]
+    found = []
+    for stops in (False, True):
+        features = Features([Numeric("x", normalize="standard", missing="mean")], label="y", update_every=40)
+        net = nn.SequentialCell(nn.Dense(1, 1, weight_init="ones", bias_init="zeros"), nn.Flatten(0))
+        optimizer = nn.SGD(net.trainable_params(), 0.1)
+        trainer = Trainer(net, nn.MSELoss(), optimizer, features=features, gradient_accumulation_steps=2)
+        stream = IterableStream(lambda: iter(batches))
+        if stops:  # behind the third batch, in the middle of the second update
+            stop = LambdaCallback(on_train_step_end=lambda t: t.state.progress.samples_seen > 50 and t.stop())
+            trainer.online_train(stream, [stop])
+            assert (features.recent.rows, features.statistics["x"].count) == (50, 0)
+        trainer.online_train(stream, [])
+        found.append((state_of(trainer), net[0].weight.asnumpy().tolist(), trainer.state.progress.samples_seen))
+    assert found[0] == found[1]
 
 
 @pytest.mark.long

@@ -17,9 +17,10 @@ from mindspore import nn
 from sklearn.datasets import load_breast_cancer
 from sklearn.metrics import roc_auc_score
 
-from callbacks import Callback, LambdaCallback, ModelCheckpoint
+from callbacks import Callback, EarlyStopping, LambdaCallback, ModelCheckpoint
 from trainer import Trainer, Window
-from trainer.errors import CheckpointError, ConfigurationError, DataError
+from trainer.embedding import Embedding
+from trainer.errors import CheckpointError, ConfigurationError, DataError, StreamError
 from trainer.streams import Column, FileStream, IterableStream, ReplayStream, Schema
 
 ROWS = 1138
@@ -316,7 +317,65 @@ def test_a_further_call_trains_the_rows_of_an_update_that_was_not_complete():
         stream = IterableStream(lambda: iter(batches))
         if stops:
             trainer.online_train(stream, [LambdaCallback(on_train_step_end=lambda trainer: trainer.stop())])
-            assert (trainer.state.progress.global_step, trainer.state.progress.samples_seen) == (0, 8)
+            assert (trainer.state.progress.global_step, trainer.state.progress.samples_seen) == (0, 0)
         trainer.online_train(stream, [])
+        assert trainer.state.progress.samples_seen == sum(sizes)
         weights.append(net.weight.asnumpy().copy())
     np.testing.assert_array_equal(*weights)
+
+
+def test_rows_that_a_failed_start_has_looked_at_are_trained(tmp_path):
+    class ByIds(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.table, self.top = Embedding(1, mode="sparse"), nn.Dense(1, 1)
+
+        def construct(self, ids):
+            return self.top(self.table(ids))
+
+    labels = np.ones((40, 1), np.float32)
+    labels[3] = np.nan
+    stream = ReplayStream({"ids": np.arange(40), "label": labels}, dead_letter=tmp_path)
+    network = ByIds()
+    trainer = Trainer(network, nn.MSELoss(), nn.Adam(network.trainable_params(), 0.01))
+    with pytest.raises(
+        StreamError, match="Is a directory"
+    ):  # before the tables are known, when they look for their ids
+        trainer.online_train(stream, [], batch_size=8)
+    stream.dead_letter.path = tmp_path / "bad.jsonl"
+    with pytest.raises(ConfigurationError, match="no metric of that name"):
+        trainer.online_train(stream, [EarlyStopping("window_los")], batch_size=8)
+    trainer.online_train(stream, [], batch_size=8)
+    assert trainer.state.progress.samples_seen == 39
+    assert len(trainer.tables.tables.tables["table"]) == 39
+
+
+def test_a_stream_that_cannot_go_back_does_not_hide_why_the_training_ended(table, caplog):
+    class Forward(ReplayStream):
+        def seek(self, position):
+            raise RuntimeError("this source only goes forward")
+
+    with pytest.raises(OSError, match="of the callback's own"):
+        make().online_train(Forward(table, event_time="time"), FirstFour("fails"), batch_size=16)
+    assert "next call starts after them: this source only goes forward" in caplog.text
+
+
+def test_a_source_that_is_away_when_the_training_stops_goes_back_all_the_same(table):
+    class Away(ReplayStream):
+        retrying = False
+
+        def position(self):
+            if self.retrying:
+                raise StreamError("the server does not answer")
+            return super().position()
+
+    def leave(trainer):
+        stream.retrying = True
+        trainer.stop("enough")
+
+    stream, trainer = Away(table, event_time="time"), make()
+    trainer.online_train(stream, [LambdaCallback(on_train_step_end=leave)], batch_size=16)
+    assert trainer.state.progress.samples_seen == 16
+    stream.retrying = False
+    trainer.online_train(stream, [], batch_size=16)
+    assert trainer.state.progress.samples_seen == ROWS

@@ -110,6 +110,8 @@ def test_a_full_disk_stops_the_stream_before_the_rows_it_could_not_hand_on(open_
     position = stream.resolve(stream.position())
     make_room()
     assert users_of(stream, 20 - len(users)) == list(range(len(users), 20))
+    counted = stream._sides[0].stream.dead_letter if hasattr(stream, "_sides") else stream.dead_letter
+    assert (counted.bad, sum(counted.reasons.values())) == (1, 1)
     first, *letters = path.read_text().splitlines()
     assert first == '{"torn": '  # what a write left that failed in the middle
     assert [json.loads(line)["row"] for line in letters] == [0 if "files" not in letters[0] else 10]

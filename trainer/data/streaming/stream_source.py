@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...errors import DataError, StreamError, did_you_mean
+from ...errors import DataError, did_you_mean
+from ...features.stream_rows import RAW
 from ...streams import Batch, DeadLetter, IterableStream, Stream, advance, concat
 from ...streams.batch import far_ahead
 from ...streams.dead_letter import BadRow
@@ -34,7 +35,8 @@ class Transform(Protocol):
     def begin(self) -> None: ...
     def __call__(self, batch: Batch) -> Batch: ...
     def learn(self, batch: Batch, state: Any) -> None: ...
-    def trained_to(self, state: Any) -> None: ...
+    def trained_to(self, state: Any, *, updated: bool) -> None: ...
+    def go_back(self) -> None: ...
 
 
 class StreamSource(Source):
@@ -88,6 +90,7 @@ class StreamSource(Source):
         self._finish_reason: str | None = None
         self._read_rows = 0
         self._peeked: Batch | None = None
+        self._position_before_peek: Any = None  # a position, once rows were peeked at
 
     def lag(self) -> int | None:
         return self.stream.lag()
@@ -180,19 +183,23 @@ class StreamSource(Source):
 
     def go_back(self, position: Position, trained: int) -> None:
         """Seek to `position`; warn of rows read but not trained that cannot be reread."""
+        if self._transform is not None:
+            self._transform.go_back()
         state = position.state
         if state is None:
-            state = self.start_position if self._peeked is None else self._position_before_peek
+            state = self._position_before_peek if self.start_position is None else self.start_position
         if state is None or self.restarts:
             return
         try:
-            if state != self.stream.position():
+            # A source that does not answer can still seek.
+            if self.stream.retrying or state != self.stream.position():
                 self.stream.seek(self.stream.resolve(state))
-        except (StreamError, NotImplementedError, OSError) as error:
-            if self._read_rows > trained:
+        except Exception as error:  # any: it would hide the one that ended the run
+            read = self._read_rows + (0 if self._peeked is None else self._peeked.rows)
+            if read > trained:
                 logger.warning(
                     "%d rows were read ahead but not trained on, and the next call starts after them: %s",
-                    self._read_rows - trained,
+                    read - trained,
                     error,
                 )
 
@@ -215,7 +222,7 @@ class StreamSource(Source):
 
     def _choose_columns(self, columns: dict[str, np.ndarray]) -> tuple[str, ...]:
         # The columns to train on are the inputs, then the labels, then the weight.
-        available = list(columns)
+        available = [name for name in columns if not name.startswith(RAW)]
         check_task_labels(self.labels, available)
         named = filter(None, (None if self.labels else self.label, self.weight))
         for name in (*self.extras, *named):
@@ -243,7 +250,7 @@ class StreamSource(Source):
 
     def trained_to(self, position: Position) -> None:
         if self._transform is not None:
-            self._transform.trained_to(position.state)
+            self._transform.trained_to(position.state, updated=not position.micro_batches)
 
     def commit(self, position: Position) -> None:
         if position.state is not None:
