@@ -39,6 +39,7 @@ from .sweep_plan import (
     Range,
     Trial,
     best_first,
+    declared_direction,
     drop_torn_line,
     higher_is_better,
     measurements,
@@ -307,8 +308,19 @@ class _Sweep:
         self.search.ended(trial, None if trial.value is None else -trial.value if higher else trial.value)
 
     def _check_monitor(self, trial: Trial) -> None:
-        """Raise ConfigurationError if a finished trial did not record the metric."""
-        if trial.state != "done" or trial.value is not None:
+        """Raise ConfigurationError if a finished trial shows that the metric ranks nothing.
+
+        It was not recorded, or it has no direction, as the bias of predictions, which is best at 0.
+        """
+        if trial.state != "done":
+            return
+        if trial.value is not None:
+            if self.plan.mode == "auto" and declared_direction(trial.folder, self.plan.monitor) is None:
+                raise ConfigurationError(
+                    f"mode 'auto' cannot tell whether more or less of {self.plan.monitor!r} is better: the metric "
+                    f"declares no higher_is_better (trial {trial.number} has ended; begin the sweep again in another "
+                    "folder, with --mode min or --mode max)"
+                )
             return
         names = recorded_names(trial.folder)
         if names and self.plan.monitor not in names:

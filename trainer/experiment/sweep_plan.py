@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -161,7 +162,15 @@ def higher_is_better(trial: Trial, plan: Plan) -> bool:
     """Return whether higher is better for the monitored metric."""
     if plan.mode != "auto":
         return plan.mode == "max"
-    return read_record(trial.folder / RECORD).directions.get(plan.monitor) is True
+    return declared_direction(trial.folder, plan.monitor) is True
+
+
+def declared_direction(folder: Path, monitor: str) -> bool | None:
+    """Return whether a metric declares that higher is better; None if it does not."""
+    directions = read_record(folder / RECORD).directions
+    whole = re.sub(r"_\d+$", "", monitor)  # "val_auc_0" is the "val_auc" of one label
+    names = (monitor, f"window_{monitor}", whole, f"window_{whole}")  # "auc" is that of a window
+    return next((directions[name] for name in names if name in directions), None)
 
 
 def plain(plan: Plan) -> dict[str, Any]:

@@ -259,6 +259,31 @@ def test_a_folder_without_a_sweep_is_named(tmp_path):
         read_plan(Path(tmp_path))
 
 
+def ended_trial(folder, monitor):
+    """Write a sweep with one trial, which has recorded the metric twice."""
+    (folder / "000").mkdir(parents=True)
+    (folder / "sweep.json").write_text(json.dumps(plain(Plan("line.yaml", {RATE: [0.1]}, monitor=monitor))))
+    (folder / "trials.jsonl").write_text(json.dumps({RATE: 0.1}) + "\n")
+    (folder / "000" / "metrics.json").write_text(json.dumps({"stop_reason": "limit: epochs=2"}))
+    lines = [{"directions": {"window_auc": True, "val_auc": True, "val_bias": None}}]
+    lines += [{"window/auc": v, "val/auc_1": v, "val/bias": v} for v in (0.75, 0.5)]
+    record = "".join(json.dumps({"step": step, **line}) + "\n" for step, line in enumerate(lines))
+    (folder / "000" / "record.jsonl").write_text(record)
+
+
+@pytest.mark.parametrize("monitor", ["window_auc", "auc", "val_auc_1"])
+def test_a_metric_of_a_window_or_of_one_label_has_the_direction_of_the_metric(tmp_path, monitor):
+    ended_trial(tmp_path, monitor)
+    (trial,) = resume(tmp_path)
+    assert trial.value == 0.75
+
+
+def test_a_metric_without_a_direction_ranks_no_trials(tmp_path):
+    ended_trial(tmp_path, "val_bias")
+    with pytest.raises(ConfigurationError, match=r"more or less of 'val_bias' is better.*--mode min or --mode max"):
+        resume(tmp_path)
+
+
 def test_a_sweep_of_an_experiment_that_has_changed_is_refused(config, tmp_path):
     """Otherwise the results of the file as it was would be shown as those of the file as it is."""
     path, folder = tmp_path / "line.yaml", tmp_path / "rates"
