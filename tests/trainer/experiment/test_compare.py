@@ -7,6 +7,7 @@ import json
 import pytest
 
 from trainer.experiment.runs.compare import compare, list_runs
+from trainer.experiment.runs.run_pages import render
 
 
 @pytest.fixture
@@ -58,3 +59,17 @@ def test_a_configuration_of_other_software_among_the_runs_is_passed_over(folders
     (tmp_path / "chart").mkdir()
     (tmp_path / "chart" / "config.yaml").write_text("a: 1\n---\nb: 2\n")
     assert [line.split()[0] for line in list_runs(tmp_path).splitlines()[2:]] == [str(folders[1]), str(folders[0])]
+
+
+def test_a_best_value_that_is_not_finite_is_none(folders, tmp_path, monkeypatch):
+    """It was infinite at every validation, so that the first one is the best."""
+    monkeypatch.setenv("COLUMNS", "400")
+    metrics = json.loads((folders[1] / "metrics.json").read_text())
+    metrics["best"] = {"val_loss": {"value": None, "step": 5, "snapshot": None}}
+    metrics |= {"results": {"val_loss": None, "train_loss": 0.5}, "snapshot": None}
+    metrics["progress"]["samples_seen"] = 50
+    (folders[1] / "metrics.json").write_text(json.dumps(metrics))
+    (folders[1] / "versions.json").write_text(json.dumps({"command": "fit"}))
+    (line,) = list_runs(tmp_path).splitlines()[2:]
+    assert line.split()[:4] == [str(folders[1]), "stopped", "early", "5"]
+    assert "best of validation" not in render([folders[1]])

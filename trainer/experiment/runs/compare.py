@@ -104,7 +104,8 @@ def is_running(folder: Path) -> bool:
 
 def _main_metric(metrics: Mapping[str, Any]) -> str:
     """Return a run's main metric with its best value; a loss only without metrics."""
-    best: Mapping[str, Any] = metrics.get("best", {})
+    # a value that is not finite is None
+    best = {name: best for name, best in metrics.get("best", {}).items() if best["value"] is not None}
     names = sorted(best, key=lambda name: (not name.startswith(("val_", "window_")), name.endswith("loss")))
     return f"{names[0]} {four_digits(best[names[0]]['value'])}" if names else ""
 

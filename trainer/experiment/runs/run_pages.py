@@ -69,7 +69,7 @@ def run_data(run: Run, name: str) -> RunData:
         state=f"{state} ({reason})" if reason else state,
         record=record,
         results=without_equal_losses(metrics.get("results", {})),
-        best=metrics.get("best", {}),
+        best={name: best for name, best in metrics.get("best", {}).items() if best["value"] is not None},
         facts=list(_facts(run, record)),
         config=run_folder.flatten(run.config),
         defaults=frozenset(versions.get("defaults", ())),
