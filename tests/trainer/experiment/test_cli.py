@@ -316,6 +316,8 @@ def test_check_runs_nothing(project, monkeypatch, capsys):
     ("override", "message"),
     [
         ("fit.sink_size=0", "fit.sink_size: takes a whole number >= 1, or -1 to choose; received 0"),
+        ("run_dir=.", "run_dir: received '.' (str); accepts the path of a folder"),
+        ("run_dir=/", "run_dir: received '/' (str); accepts the path of a folder"),
         ("online.sink_size=-1", "online.sink_size: takes a whole number >= 1; received -1"),
         ("init_from=runs/nowhere", "init_from.path: takes a snapshot, a run folder, a .ckpt file or a published model"),
         ("init_from={path: runs/nowhere}", "that exists; received 'runs/nowhere'"),

@@ -48,6 +48,8 @@ _BASELINE = sections.KeywordArguments(
 def _run_folder(value: Any) -> Path:
     if not isinstance(value, str) or not value.strip() or not value.isprintable() or has_reference(value):
         raise ValueError("no folder")
+    if Path(value).name in ("", ".."):  # "/" or ".", beside which no second run has a name
+        raise ValueError("no name")
     return Path(value)
 
 
@@ -96,7 +98,11 @@ class ExperimentConfig(Section):
     """Name of the experiment: letters, digits, ``_``, ``-`` and ``.``."""
     seed: Annotated[StrictInt, Field(ge=0, lt=2**32, title="a whole number from 0 to 4294967295")] = 0
     """Seed of every random number generator; 0 to 2**32 - 1. Default: 0."""
-    run_dir: Annotated[Path, BeforeValidator(_run_folder), Field(title="the path of a folder")] = Path("runs")
+    run_dir: Annotated[
+        Path,
+        BeforeValidator(_run_folder),
+        Field(title="the path of a folder that ends with its name, as in runs/visits"),
+    ] = Path("runs")
     """Folder of the run. Default: ``runs/<experiment>``."""
     mirror: Annotated[
         StrictStr, AfterValidator(_mirror_url), Field(title="the URL of a folder in a store, as in s3://bucket/run")
