@@ -66,7 +66,7 @@ def test_a_best_value_that_is_not_finite_is_none(folders, tmp_path, monkeypatch)
     monkeypatch.setenv("COLUMNS", "400")
     metrics = json.loads((folders[1] / "metrics.json").read_text())
     metrics["best"] = {"val_loss": {"value": None, "step": 5, "snapshot": None}}
-    metrics |= {"results": {"val_loss": None, "train_loss": 0.5}, "snapshot": None}
+    metrics |= {"results": {"val_loss": None, "train_loss": 0.5}, "snapshot": None, "baseline": {}}
     metrics["progress"]["samples_seen"] = 50
     (folders[1] / "metrics.json").write_text(json.dumps(metrics))
     (folders[1] / "versions.json").write_text(json.dumps({"command": "fit"}))
