@@ -140,14 +140,20 @@ def _check_first(plan: Plan) -> None:
     load_config(plan.config, [*plan.overrides, *_set_arguments(first)])
 
 
-def _publish_overrides(config: str, settings: list[str], folder: Path) -> list[str]:
-    """Return overrides that make a trial publish to a subfolder of its run folder."""
+def _own_places(path: str, settings: list[str], folder: Path) -> list[str]:
+    """Return overrides that make a trial publish and mirror to places of its own."""
     from .configuration.loader import load_config
 
-    root = dump_line(str(folder / "published"))
-    callbacks = load_config(config, settings).callbacks or ()
-    publishers = [(spec.path, 0 if spec.args else "root") for spec in callbacks if spec.class_path.endswith(".Publish")]
-    return [f"{path}.init_args.{argument}={root}" for path, argument in publishers]
+    config = load_config(path, settings)
+    publishers = [spec for spec in config.callbacks if spec.class_path.endswith(".Publish")]
+    places = []
+    for number, spec in enumerate(publishers, 1):
+        root = folder / ("published" if number == 1 else f"published-{number}")
+        places.append(f"{spec.path}.init_args.{0 if spec.args else 'root'}={dump_line(str(root))}")
+    if config.mirror is not None:
+        url, question, query = config.mirror.partition("?")
+        places.append(f"mirror={dump_line(f'{url}/{folder.name}{question}{query}')}")
+    return places
 
 
 def _set_arguments(values: Mapping[str, Any]) -> list[str]:
@@ -254,11 +260,11 @@ class _Sweep:
         if (trial.folder / CONFIG).is_file():
             return ["--resume", str(trial.folder)]
         settings = self._settings(trial)
-        settings += _publish_overrides(self.plan.config, settings, trial.folder)
+        settings += _own_places(self.plan.config, settings, trial.folder)
         return [self.plan.config, *(part for text in settings for part in ("--set", text))]
 
     def _settings(self, trial: Trial) -> list[str]:
-        """Return the overrides that a trial begins with, except where it publishes."""
+        """Return the overrides that a trial begins with, except for `_own_places`."""
         return [*self.plan.overrides, *_set_arguments(trial.values), f"run_dir={dump_line(str(trial.folder))}"]
 
     def _check_unchanged(self) -> None:
@@ -270,9 +276,9 @@ class _Sweep:
         if trial is None or not Path(self.plan.config).is_file():
             return
         settings = self._settings(trial)
-        roots = _publish_overrides(self.plan.config, settings, trial.folder)  # the sweep may have been moved
-        config = load_config(self.plan.config, [*settings, *roots])
-        overrides = [*roots, *resume_overrides(trial.folder)]
+        places = _own_places(self.plan.config, settings, trial.folder)  # the sweep may have been moved
+        config = load_config(self.plan.config, [*settings, *places])
+        overrides = [*places, *resume_overrides(trial.folder)]
         changed = changed_settings(trial.folder, config, [text.partition("=")[0].strip() for text in overrides])
         if changed:
             raise ConfigurationError(
@@ -308,7 +314,7 @@ class _Sweep:
         self.search.ended(trial, None if trial.value is None else -trial.value if higher else trial.value)
 
     def _check_monitor(self, trial: Trial) -> None:
-        """Raise ConfigurationError if a finished trial shows that the metric ranks nothing.
+        """Raise ConfigurationError if the metric of a finished trial ranks nothing.
 
         It was not recorded, or it has no direction, as the bias of predictions, which is best at 0.
         """

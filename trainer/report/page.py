@@ -350,7 +350,7 @@ def _configuration_section(runs: Sequence[RunData]) -> list[Any]:
     set_options, default_options = ([options(run, defaults) for run in runs] for defaults in (False, True))
     defaults = _side_by_side("", "option", runs, default_options)
     chosen = _side_by_side("What was chosen", "option", runs, set_options)
-    chosen = chosen if len(runs) > 1 else _collapsible(f"{len(set_options[0])} options that were chosen", chosen)
+    chosen = chosen if len(runs) != 1 else _collapsible(f"{len(set_options[0])} options that were chosen", chosen)
     return [chosen, _collapsible("Options with their default values", defaults)]
 
 

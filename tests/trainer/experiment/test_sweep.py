@@ -150,14 +150,30 @@ def test_random_draws_depend_on_seed_and_number_alone_and_stay_in_their_ranges()
 
 
 @pytest.mark.long
-def test_trials_at_the_same_time_publish_into_folders_of_their_own(config, tmp_path):
+def test_trials_at_the_same_time_publish_and_mirror_to_places_of_their_own(config, tmp_path):
     publishing = config.with_name("publishing.yaml")
     publisher = "{class_path: trainer.serving.Publish, init_args: {root: published, every: 10}}"
-    publishing.write_text(CONFIG.replace("ModelCheckpoint}]", f"ModelCheckpoint}}, {publisher}]"))
-    trials = sweep(publishing, {RATE: [0.1, 0.01]}, folder=tmp_path / "sweep", monitor="val_loss", processes=2)
+    publishing.write_text(CONFIG.replace("ModelCheckpoint}]", f"ModelCheckpoint}}, {publisher}, {publisher}]"))
+    overrides = [f"mirror={(tmp_path / 'mirror').as_uri()}"]
+    options = {"monitor": "val_loss", "processes": 2, "overrides": overrides}
+    trials = sweep(publishing, {RATE: [0.1, 0.01]}, folder=tmp_path / "sweep", **options)
     assert [trial.state for trial in trials] == ["done", "done"]
-    assert all(any((trial.folder / "published").iterdir()) for trial in trials)
+    for trial in trials:
+        for name in ("published", "published-2"):
+            assert (trial.folder / name / "current.json").is_file()
+            assert (tmp_path / "mirror" / trial.folder.name / name / "current.json").is_file()
     assert not (config.parent / "published").exists()
+    assert (
+        len(sweep(publishing, {RATE: [0.1, 0.01]}, folder=tmp_path / "sweep", **options)) == 2
+    )  # nothing is left to do
+
+
+def test_a_sweep_whose_trials_all_failed_has_a_page(config, tmp_path, capsys):
+    command = ["sweep", str(config), "--vary", "data.train.init_args.seed=-1", "--output", str(tmp_path / "sweep")]
+    with project_paths(config):
+        assert main(command) == 1
+    assert "000 failed" in " ".join(capsys.readouterr().out.split())
+    assert "<td>000</td>" in (tmp_path / "sweep" / "report.html").read_text("utf-8")
 
 
 @pytest.mark.long
