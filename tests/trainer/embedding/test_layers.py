@@ -6,6 +6,7 @@ import pytest
 from mindspore import Tensor, nn
 
 from trainer import Trainer
+from trainer.data.ragged import Ragged
 from trainer.embedding import Embedding, EmbeddingBag, EmbeddingGroup, RowSGD
 from trainer.embedding.tables.hashing import to_ids
 from trainer.errors import ConfigurationError
@@ -248,3 +249,43 @@ def test_two_tables_do_not_share_a_file(tmp_path):
 def test_a_group_names_a_table_that_is_no_earlier_one():
     with pytest.raises(ConfigurationError, match=r"table of 'seen', an earlier one,.*'itm'.*did you mean 'item'"):
         EmbeddingGroup(4, {"item": {}, "seen": {"table": "itm"}}, mode="sparse")
+
+
+class History(nn.Cell):
+    """An item beside the mean of a user's items, from one table."""
+
+    def __init__(self):
+        super().__init__()
+        self.items = Embedding(4, mode="sparse", padding=-1, name="items")
+        self.bag = EmbeddingBag(4, table=self.items, combiner="mean")
+        self.top = nn.Dense(4, 1, weight_init="ones", bias_init="zeros")
+
+    def score(self, history, item):
+        return self.top(history * self.items(item))
+
+
+class FlatHistory(History):
+    def construct(self, history, history_offsets, item):
+        return self.score(self.bag(history, None, history_offsets), item)
+
+
+class PaddedHistory(History):
+    def construct(self, history, item):
+        return self.score(self.bag(history), item)
+
+
+@pytest.mark.parametrize("sink_size", [1, 2])
+def test_a_bag_with_offsets_shares_its_table_with_another_column(sink_size):
+    random, found = np.random.default_rng(0), []
+    lists = [random.integers(0, 30, size) for size in random.integers(0, 5, 24)]
+    padded = np.full((24, 4), -1)
+    padded[np.arange(4) < np.array([[len(ids)] for ids in lists])] = np.concatenate(lists)
+    items, labels = random.integers(0, 30, 24), random.standard_normal((24, 1)).astype(np.float32)
+    for network, history in ((FlatHistory(), Ragged.of(lists)), (PaddedHistory(), padded)):
+        trainer = Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.1))
+        data = {"history": history, "item": items}
+        options = {"batch_size": 8, "sink_size": sink_size, "shuffle": False, "callbacks": []}
+        trainer.fit({**data, "label": labels}, 1, **options)
+        found.append((trainer.read_tables()["items"]["rows"], trainer.predict(data, batch_size=5)))
+    assert found[0][0] == found[1][0] == len(np.unique(np.concatenate([*lists, items])))
+    np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-5, atol=1e-7)

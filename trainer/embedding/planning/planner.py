@@ -127,6 +127,8 @@ class Planner:
                 to_ids(part.take(columns[part.column][:num_batches]), self.fields.name_of(part.column))
                 for part in component.parts
             ]
+            if len({part.shape[1] for part in parts}) > 1:  # values of bags with offsets are not in rows
+                parts = [part.reshape(len(part), 1, -1) for part in parts]
             ids.append(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2))
         self._check_dense(columns, num_batches)
         return ids
@@ -346,6 +348,7 @@ def _replace_ids(
     for part in component.parts:
         column, shape = part.column, columns[part.column].shape
         size = int(np.prod(shape[2:])) if part.elements is None else len(part.elements)
+        size *= shape[1] // max(1, positions.shape[1])  # `positions` has one row if columns differ in rows
         values = positions[:, :, start : start + size]
         start += size
         if part.elements is None:
@@ -354,7 +357,9 @@ def _replace_ids(
             continue
         if out[column].dtype != np.int32 or out[column] is columns[column]:
             out[column] = out[column].astype(np.int32)
-        out[column].reshape(*shape[:2], -1)[:num_batches, :, part.elements] = values
+        out[column].reshape(*shape[:2], -1)[:num_batches, :, part.elements] = values.reshape(
+            num_batches, shape[1], -1
+        )
 
 
 def step_rows(
