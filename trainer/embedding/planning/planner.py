@@ -357,9 +357,7 @@ def _replace_ids(
             continue
         if out[column].dtype != np.int32 or out[column] is columns[column]:
             out[column] = out[column].astype(np.int32)
-        out[column].reshape(*shape[:2], -1)[:num_batches, :, part.elements] = values.reshape(
-            num_batches, shape[1], -1
-        )
+        out[column].reshape(*shape[:2], -1)[:num_batches, :, part.elements] = values.reshape(num_batches, shape[1], -1)
 
 
 def step_rows(
