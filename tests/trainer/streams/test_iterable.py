@@ -150,6 +150,16 @@ def test_columns_of_lists_and_arrow_tables_are_read_as_they_are_in_a_table():
     np.testing.assert_array_equal(as_trained(ReplayStream(arrow), features)["ids"], expected)
 
 
+def test_values_of_different_types_in_lists_are_read_as_they_are_in_a_table():
+    features = Features([ListFeature("tags", vocabulary=["a", "b", "1", "2", "true", "nan"])], label="y")
+    table = {"tags": [["a", float("nan")], ["b", 2, "a"], [], [1.0, 2], [True, "b"], [2]], "y": [0.0] * 6}
+    expected = features.transform(table)["tags"]
+    assert expected.lengths.tolist() == [1, 3, 0, 2, 2, 1]
+    for stream in (ReplayStream(table), IterableStream([table])):
+        found = as_trained(stream, features)["tags"]
+        assert [row.tolist() for row in found] == [row.tolist() for row in expected]
+
+
 def test_rows_that_lack_a_column_of_others_are_refused_without_features():
     stream = IterableStream([{"x": 1.0}, {"x": 2.0, "city": "b"}])
     with pytest.raises(DataError, match=r"rows 0 to 1 of the iterable differ in columns or shapes: 'city'"):

@@ -61,7 +61,9 @@ class Ragged:
         if any(np.isscalar(row) for row in rows):
             raise DataError("a column mixes lists and single values")
         lengths = [len(row) for row in rows]
-        parts = [np.asarray(row) for row, length in zip(rows, lengths, strict=True) if length]
+        parts = [_exact(row, np.asarray(row)) for row, length in zip(rows, lengths, strict=True) if length]
+        if len({part.dtype.kind == "U" for part in parts}) > 1:  # NumPy would write the numbers as texts
+            parts = [part.astype(object) for part in parts]
         try:
             values = np.concatenate(parts) if parts else _no_values(rows)
         except ValueError as error:
