@@ -10,7 +10,7 @@ import pytest
 from trainer.errors import DataError, StreamError
 from trainer.experiment.commands.table_summary import summarize
 from trainer.features import Features, Numeric
-from trainer.streams import FileStream
+from trainer.streams import FileStream, Schema
 from trainer.streams.formats import segments
 
 SCHEMA = {"columns": {"n": "int64", "note": "str", "x": "float64"}}
@@ -128,3 +128,14 @@ def test_a_column_that_is_there_twice_is_refused_by_name(tmp_path):
         with pytest.raises(DataError, match="2 columns named 'n'"):
             features.transform(twice)
         features.transform(twice[["x"]] if isinstance(twice, pd.DataFrame) else twice.select(["x"]))
+
+
+@pytest.mark.parametrize("names", [None, ["user", "label"]])
+def test_a_file_whose_lines_end_in_carriage_returns_alone_is_named_as_such(tmp_path, names):
+    rows = ["1,0", "2,1"] if names else ["user,label", "1,0", "2,1"]
+    (tmp_path / "a.csv").write_bytes("\r".join([*rows, ""]).encode())
+    stream = FileStream(
+        tmp_path, Schema({"user": "int64", "label": "float32"}), end="at_last", names=names, max_bad_share=0.0
+    )
+    with pytest.raises(StreamError, match="carriage returns without line feeds"):
+        stream.poll(10, 1.0)

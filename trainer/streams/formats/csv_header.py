@@ -11,6 +11,9 @@ from .csv_format import CsvFormat, EncodedFile
 from .csv_sniffing import other_format
 
 _BLOCK = 1 << 16
+LONE_RETURNS = (
+    "carriage returns without line feeds: if its lines end so, write them anew, for example with tr '\\r' '\\n'"
+)
 
 
 def read(file: EncodedFile) -> bytes | None:
@@ -26,7 +29,12 @@ def split(header: bytes, csv_format: CsvFormat) -> list[str]:
     """Split a header into names, without the spaces around them."""
     text = header.decode("utf-8-sig").strip("\r\n")
     reader = csv.reader([text], delimiter=csv_format.delimiter or ",", skipinitialspace=True)
-    return [name.strip() for name in next(reader, [])]
+    try:
+        return [name.strip() for name in next(reader, [])]
+    except csv.Error:
+        if "\r" in text:
+            raise csv.Error(f"it holds {LONE_RETURNS}") from None
+        raise
 
 
 def names(header: bytes, path: Path, csv_format: CsvFormat, declared: Collection[str]) -> list[str]:

@@ -320,7 +320,10 @@ class CsvReader(TextReader):
         except UnicodeDecodeError:
             return f"takes {self.format.encoding} text, see encoding in docs/your-own-table.md; received other bytes"
         except (csv.Error, StopIteration) as error:
-            return f"takes a line of {len(self._names)} fields; received one that is not CSV: {error}"
+            problem = (
+                f"with {csv_header.LONE_RETURNS}" if b"\r" in record.rstrip(b"\r") else f"that is not CSV: {error}"
+            )
+            return f"takes a line of {len(self._names)} fields; received one {problem}"
         if reader.line_num > len(lines):
             return "a quote is not closed: double the quotes inside of a quoted field, and quote whole fields only"
         if len(row) != len(self._names):
