@@ -352,3 +352,10 @@ def test_a_long_line_is_read_in_a_few_times_its_size(tmp_path, kind):
     ids, times = done.stdout.rsplit(maxsplit=1)
     assert ids == ("[1, 2]" if kind == "broken" else "[1, 5, 2]")
     assert float(times) <= 8
+
+
+@pytest.mark.parametrize("lines", [b"\n\n", b"\n1;2,0\n", b"1;2,0\n\n\n3,1\n"])
+def test_blank_lines_beside_lists_of_any_length(both, lines):
+    schema = Schema({"tags": Column("int64", (None,)), "label": Column("float32")}, label="label")
+    blocks, one_by_one = both("csv", b"tags,label\n" + lines, schema)
+    assert blocks == one_by_one

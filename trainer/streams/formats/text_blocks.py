@@ -153,6 +153,8 @@ def csv_parser(schema: Schema, names: Sequence[str], csv_format: CsvFormat, list
                 table = read(data, columns, layout.types, quotes)
             except pa.ArrowInvalid:  # pyarrow does not know a number's spelling; the column converts the text
                 table = read(data, columns, texts, quotes)
+        if table.num_rows != rows:
+            raise UnusualError("a line is blank, or holds more than one row")
         values: dict[str, Any] = {}
         for name, column in fields.items():
             arrays = [table.column(cell) for cell in layout.cells[name]]
