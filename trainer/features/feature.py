@@ -259,6 +259,24 @@ def id_sources(features: Iterable[Feature]) -> dict[str, dict[str, dict[str, Any
     return sources
 
 
+def check_shared_tables(features: Iterable[Feature]) -> None:
+    """Check that features with a table in common give equal values equal ids.
+
+    Raises:
+        ConfigurationError: two of them differ in what decides an id, or learn a vocabulary each.
+    """
+    for table, sources in id_sources(features).items():
+        (name, source), *others = sources.items()
+        for other, declared in others:
+            if declared != source or source.get("vocabulary") == "learn":
+                raise ConfigurationError(
+                    f"features {name!r} and {other!r} share the table {table!r}, and the same value would have another "
+                    f"row in each: {name!r} is declared with {_format_source(source)}, {other!r} with "
+                    f"{_format_source(declared)}. Declare both alike, without a learned vocabulary, or give each its own "
+                    "table"
+                )
+
+
 def id_problems(
     features: Iterable[Feature], state: Mapping[str, Any], saved_name: Callable[[str], str] = str
 ) -> dict[str, str]:

@@ -15,7 +15,7 @@ from ..checks import choice, refuse, whole
 from ..embedding.layers.embedding import Embedding
 from ..embedding.layers.embedding_group import EmbeddingBag, EmbeddingGroup
 from ..errors import ConfigurationError
-from .feature import Kind, NumberVector, Output
+from .feature import Kind, NumberVector, Output, check_shared_tables
 from .features import Features
 from .lists import PADDING
 
@@ -129,7 +129,8 @@ class FeatureEmbedding(nn.Cell):
         plain_columns: their indices in the input "numbers".
 
     Raises:
-        ConfigurationError: a feature declares another `dim`, so that its vectors cannot be stacked.
+        ConfigurationError: a feature declares another `dim`, so that its vectors cannot be stacked; or features with a
+            table in common differ in what decides an id, learn a vocabulary each, or give the table other options.
     """
 
     def __init__(
@@ -150,6 +151,7 @@ class FeatureEmbedding(nn.Cell):
         ids, lists = _ids_and_lists(features, exclude)
         if not prefix:
             _check_dim((*ids, *lists), dim)
+        _check_tables(features, (*ids, *lists))
         pooled = [output for output in lists if output.pooling is not None]
         sequences = [output for output in lists if output.pooling is None]
         inputs, all_ids = features.inputs, features.of_kind(Kind.IDS)
@@ -281,6 +283,20 @@ def _check_dim(outputs: Sequence[Output], dim: int) -> None:
             raise ConfigurationError(
                 f"feature {output.name!r} has dim={output.id_table.dim}; a FeatureEmbedding stacks vectors of one "
                 f"length, here {dim}: leave dim out of the feature, or give it its own FeatureEmbedding"
+            )
+
+
+def _check_tables(features: Features, outputs: Sequence[Output]) -> None:
+    """Raise if features with a table in common differ in the ids or in the options of the table."""
+    check_shared_tables(f for f in features.features if any(output in outputs for output in f.outputs()))
+    first: dict[str, Output] = {}
+    for output in outputs:
+        owner = first.setdefault(output.id_table.name, output)
+        if output.id_table.options and output.id_table.options != owner.id_table.options:
+            raise ConfigurationError(
+                f"feature {output.name!r} has options={output.id_table.options!r}, and its table "
+                f"{output.id_table.name!r} is that of the feature {owner.name!r}, whose options decide: give "
+                f"{owner.name!r} these options"
             )
 
 

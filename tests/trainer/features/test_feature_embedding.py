@@ -96,3 +96,30 @@ def test_fields_are_found_by_name(network):
         embedding.field_index("genre")
     with pytest.raises(ConfigurationError, match="dim=8"):
         FeatureEmbedding(Features([Categorical("a", dim=8)]), 4)
+
+
+LEARNED, BIG = {"vocabulary": "learn"}, {"options": {"capacity": 10**7}}
+
+
+@pytest.mark.parametrize(
+    ("item", "history", "message"),
+    [
+        (LEARNED, LEARNED, "vocabulary='learn'.*Declare both alike, without a learned vocabulary, or give each its own"),
+        ({"vocabulary": ["a", "b"]}, {"vocabulary": ["a", "c"]}, "share the table 'items'.*another row in each"),
+        ({"dtype": "int64"}, {}, "'item' is declared with dtype='int64'.*'history' with dtype='str'"),
+        ({"hash_buckets": 10}, {"hash_buckets": 20}, "hash_buckets=10.*hash_buckets=20"),
+        ({}, BIG, "feature 'history' has options=.*give 'item' these options"),
+    ],
+)
+def test_features_that_share_a_table_give_a_value_one_row(item, history, message):
+    features = Features([Categorical("item", table="items", **item), ListFeature("history", table="items", **history)])
+    with pytest.raises(ConfigurationError, match=message):
+        FeatureEmbedding(features, 4)
+    FeatureEmbedding(features, 4, exclude=["history"])  # then only one feature reads the table
+
+
+def test_features_that_share_a_table_may_be_declared_alike():
+    for options in ({"vocabulary": ["a", "b"]}, {"hash_buckets": 9}, BIG):
+        parts = [Categorical("item", table="items", **options), ListFeature("history", table="items", **options)]
+        layer = FeatureEmbedding(Features(parts), 4)
+        assert layer.bags[0].spec is layer.categories.members[0].spec
