@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import choice, refuse, whole
+from ..checks import choice, number, refuse, whole
 from ..embedding.tables.hashing import mix64, to_ids
 from ..errors import ConfigurationError
 from ..streams.formats.coercion import plain
@@ -114,7 +115,7 @@ class IdFeature(Feature):
     def _declared_values(self) -> list[Any]:
         if isinstance(self.vocabulary, str):
             return Path(self.vocabulary).read_text(encoding="utf-8-sig").splitlines()
-        return [plain(value) for value in self.vocabulary or ()]
+        return [plain(value) for value in (() if self.vocabulary is None else self.vocabulary)]
 
     @property
     def id_table(self) -> Table:
@@ -219,6 +220,7 @@ class Time(Feature):
         for part in parts:
             choice("Time(parts=...)", part, _PARTS)
         choice("Time(unit=...)", self.unit, TIME_UNITS, optional=True)
+        number("Time(offset=...)", self.offset, above=-math.inf, below=math.inf, what="a number of hours")
         if not parts and self.since is None:
             refuse("Time(parts=...)", f"some of {', '.join(_PARTS)}, or since=", self.parts)
         object.__setattr__(self, "parts", parts)

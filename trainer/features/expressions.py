@@ -92,6 +92,10 @@ class _Compiler:
             case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]):
                 if name not in self.functions:
                     self._refuse(f"no function {name!r}{did_you_mean(name, self.functions)}")
+                count = getattr(self.functions[name], "nin", 3)  # `where`, with 3, is no ufunc
+                if len(arguments) != count:  # a ufunc would write its result into a further argument
+                    plural = "s" * (count > 1)
+                    self._refuse(f"{name} takes {count} argument{plural}, received {len(arguments)}")
                 return self._apply(self.functions[name], arguments)
         self._refuse(f"{ast.unparse(node)!r:.60} is not arithmetic")
 

@@ -272,8 +272,8 @@ def check_shared_tables(features: Iterable[Feature]) -> None:
                 raise ConfigurationError(
                     f"features {name!r} and {other!r} share the table {table!r}, and the same value would have another "
                     f"row in each: {name!r} is declared with {_format_source(source)}, {other!r} with "
-                    f"{_format_source(declared)}. Declare both alike, without a learned vocabulary, or give each its own "
-                    "table"
+                    f"{_format_source(declared)}. Declare both alike, without a learned vocabulary, or give each its "
+                    "own table"
                 )
 
 

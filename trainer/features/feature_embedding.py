@@ -287,7 +287,7 @@ def _check_dim(outputs: Sequence[Output], dim: int) -> None:
 
 
 def _check_tables(features: Features, outputs: Sequence[Output]) -> None:
-    """Raise if features with a table in common differ in the ids or in the options of the table."""
+    """Raise if features of one table differ in ids or in its options."""
     check_shared_tables(f for f in features.features if any(output in outputs for output in f.outputs()))
     first: dict[str, Output] = {}
     for output in outputs:

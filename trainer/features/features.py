@@ -38,6 +38,7 @@ from .learned import Learned, Recent
 from .lists import aligned_columns
 from .raw_rows import BadRowCounter, RawTable, Rows
 from .row_roles import (
+    check_role_names,
     checked_classes,
     checked_keep,
     class_column,
@@ -123,6 +124,7 @@ class Features(Stateful):
         self._outputs_of = [feature.outputs() for feature in self.features]
         check_unique("feature", [feature.name for feature in self.features])
         check_unique("output", [output.name for output in self.outputs])
+        check_role_names(self._role_columns, self.inputs)
         times = time_column(True, event_time_unit, event_time_day_first)
         self.columns = raw_columns(self.features, {} if event_time is None else {event_time: times})
         self.csv = CsvFormat.of(csv)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -9,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..checks import choice, number, refuse, whole
+from ..checks import choice, is_number, number, refuse, whole
 from ..errors import ConfigurationError
 from ..streams.formats.column import Column
 from .feature import MISSING_ROW, Feature, Kind, NumberVector, Output, RawColumns, Table, number_column, to_float32
@@ -59,8 +60,11 @@ class Numeric(Feature):
         choice("Numeric(normalize=...)", self.normalize, NORMALIZATIONS, optional=True)
         if self.missing != "mean":
             number("Numeric(missing=...)", self.missing, what='a number or "mean"')
-        if self.clip is not None and (not isinstance(self.clip, Sequence) or len(self.clip) != 2):
-            refuse("Numeric(clip=...)", "(lowest, highest)", self.clip)
+        if self.clip is not None:
+            edges = self.clip if isinstance(self.clip, Sequence) and not isinstance(self.clip, str) else ()
+            known = [number("Numeric(clip=...)", edge) for edge in edges if edge is not None]
+            if len(edges) != 2 or known != sorted(known) or not known:
+                refuse("Numeric(clip=...)", "(lowest, highest), one of which may be None", self.clip)
 
     @property
     def learns(self) -> bool:  # type: ignore[override]
@@ -151,13 +155,14 @@ class Bucketized(Feature):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_dim(self.dim)
-        if isinstance(self.boundaries, Sequence) and not isinstance(self.boundaries, str):
-            edges = np.asarray(self.boundaries, np.float64)
-            if not len(edges) or not (np.diff(edges) > 0).all():
-                refuse("Bucketized(boundaries=...)", "ascending numbers, or a number of buckets", self.boundaries)
-            object.__setattr__(self, "boundaries", tuple(edges.tolist()))
+        boundaries: Any = self.boundaries
+        if isinstance(boundaries, Sequence | np.ndarray) and not isinstance(boundaries, str):
+            boundaries = tuple(float(edge) if is_number(edge) else math.nan for edge in boundaries)
+            if not len(boundaries) or math.isnan(boundaries[0]) or not (np.diff(boundaries) > 0).all():
+                refuse("Bucketized(boundaries=...)", "a number of buckets, or ascending numbers", self.boundaries)
         else:
-            whole("Bucketized(boundaries=...)", self.boundaries, 2, also=", or ascending numbers")
+            boundaries = whole("Bucketized(boundaries=...)", boundaries, 2, also=", or ascending numbers")
+        object.__setattr__(self, "boundaries", boundaries)
 
     @property
     def learns(self) -> bool:  # type: ignore[override]

@@ -212,7 +212,8 @@ class Custom(Feature):
 
     def apply(self, raw: RawColumns, statistic: Any) -> list[Any]:
         shape: tuple[int, ...]
-        arguments = [raw[name] for name in self.columns]
+        # copies, because the function may change its arguments, which other features and the caller read
+        arguments = [np.array(raw[name]) for name in self.columns]
         rows, values = len(arguments[0]), np.asarray(self._call(*arguments))
         if self.output == "ids":
             values, shape = to_ids(values), (rows,)

@@ -130,6 +130,20 @@ def _time_options(name: str, column: Column, other: Column) -> dict[str, Any]:
     return options
 
 
+def check_role_names(names: Iterable[str], inputs: Sequence[str]) -> None:
+    """Check that no label, weight or group has the name of an input of the network.
+
+    Raises:
+        ConfigurationError: one has; it would replace the input in a batch.
+    """
+    for name in names:
+        if name in inputs:
+            raise ConfigurationError(
+                f"Features: {name!r} is the name of a label, weight or group and of an input of the network "
+                f"({', '.join(inputs)}), which it would replace; rename the feature or the column"
+            )
+
+
 def checked_keep(keep: Any) -> tuple[str, ...]:
     """Check and return the names of the columns to return with predictions."""
     names = (keep,) if isinstance(keep, str) else tuple(keep)

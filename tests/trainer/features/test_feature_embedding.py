@@ -104,7 +104,11 @@ LEARNED, BIG = {"vocabulary": "learn"}, {"options": {"capacity": 10**7}}
 @pytest.mark.parametrize(
     ("item", "history", "message"),
     [
-        (LEARNED, LEARNED, "vocabulary='learn'.*Declare both alike, without a learned vocabulary, or give each its own"),
+        (
+            LEARNED,
+            LEARNED,
+            "vocabulary='learn'.*Declare both alike, without a learned vocabulary, or give each its own",
+        ),
         ({"vocabulary": ["a", "b"]}, {"vocabulary": ["a", "c"]}, "share the table 'items'.*another row in each"),
         ({"dtype": "int64"}, {}, "'item' is declared with dtype='int64'.*'history' with dtype='str'"),
         ({"hash_buckets": 10}, {"hash_buckets": 20}, "hash_buckets=10.*hash_buckets=20"),

@@ -12,7 +12,17 @@ import pytest
 from tests.trainer.features.every_kind import as_columns, make_features, make_rows
 from trainer.data.ragged import Ragged
 from trainer.errors import CheckpointMismatchError, ConfigurationError, DataError
-from trainer.features import Categorical, Expression, Features, ListFeature, Numeric, Time
+from trainer.features import (
+    Bucketized,
+    Categorical,
+    Custom,
+    Expression,
+    Features,
+    ListFeature,
+    Numeric,
+    Time,
+    WeightedList,
+)
 from trainer.features.feature_data import inputs_of
 
 ROWS = make_rows(400)
@@ -156,6 +166,9 @@ def test_only_what_is_forbidden_is_set_aside(caplog, tmp_path):
         (lambda: Features([Numeric("a"), Categorical("a")]), "two features are named 'a'"),
         (lambda: Features([Numeric("a"), Categorical("b", column="a")]), "reads column 'a' as"),
         (lambda: Features([]), "at least one feature"),
+        (lambda: Features([ListFeature("y", column="a")], label="y"), "input of the network (y)"),
+        (lambda: Features([WeightedList("a", weights="w")], weight="a_weights"), "'a_weights' is the name of a label"),
+        (lambda: Features([Numeric("a")], group="numbers"), "input of the network (numbers)"),
         (lambda: Numeric("a", normalize="standart"), "did you mean 'standard'"),
         (lambda: Categorical("a", vocabulary="nowhere.txt"), "nowhere.txt"),
         (lambda: Categorical("a", vocabulary=["x"], hash_buckets=3), "not both"),
@@ -163,12 +176,49 @@ def test_only_what_is_forbidden_is_set_aside(caplog, tmp_path):
         (lambda: ListFeature("a", pooling="max"), "mean"),
         (lambda: Expression("a", expression="__import__('os')"), "no function '__import__'"),
         (lambda: Expression("a", expression="x.real + 1"), "is not arithmetic"),
+        (lambda: Expression("a", expression="min(x, y, z)"), "min takes 2 arguments, received 3"),
+        (lambda: Expression("a", expression="log(x, y)"), "log takes 1 argument, received 2"),
+        (lambda: Expression("a", expression="where(x > 1, y)"), "where takes 3 arguments, received 2"),
+        (lambda: Numeric("a", clip=(5, 1)), "Numeric(clip=...) takes (lowest, highest)"),
+        (lambda: Numeric("a", clip=("a", 1)), "Numeric(clip=...) takes a number"),
+        (lambda: Numeric("a", clip=(None, None)), "Numeric(clip=...) takes (lowest, highest)"),
+        (lambda: Time("a", offset=float("nan")), "Time(offset=...) takes a number of hours"),
+        (lambda: Bucketized("a", boundaries=["low", "high"]), "or ascending numbers; received ['low', 'high']"),
     ],
 )
 def test_a_mistake_is_named_at_construction(declare, message):
     with pytest.raises(ConfigurationError) as error:
         declare()
     assert message in str(error.value)
+
+
+def test_arguments_may_be_numpy_values():
+    features = [
+        Bucketized("x", boundaries=np.array([1, 2])),
+        Bucketized("z", column="x", boundaries=np.int64(2)),
+        Categorical("c", vocabulary=pd.Series(["a", "b"])),
+        Categorical("d", column="c", vocabulary=np.array(["b", "a"])),
+    ]
+    features = Features(features)
+    rows = {"x": [0.5, 1.5, 9.0], "c": ["b", "a", None]}
+    features.fit(rows)
+    ids = features.transform(rows)["ids"]
+    assert ids[:, 0].tolist() == [1, 2, 3]
+    assert ids[:, 2].tolist() == ids[:, 3].tolist() == [3, 2, 0]
+    again = Features.from_declaration(json.loads(json.dumps(features.declaration())))
+    again.load_state_dict(features.state_dict())
+    assert np.array_equal(again.transform(rows)["ids"], ids)
+
+
+def test_a_function_that_changes_its_argument_changes_no_other_feature():
+    def filled(x):
+        x[np.isnan(x)] = 7
+        return x
+
+    features = Features([Custom("f", function=filled, columns=["x"]), Numeric("x", indicator=True)])
+    rows = {"x": np.array([1.0, np.nan])}
+    assert features.transform(rows)["numbers"].tolist() == [[1, 1, 0], [7, 0, 1]]
+    assert np.isnan(rows["x"][1])
 
 
 def test_mistakes_in_the_data_are_named(tmp_path):
