@@ -42,7 +42,8 @@ class CalibrationMap:
         self.values, self.offsets, self.first, self.second = arrays.values()
         slices = np.diff(self.offsets)
         is_valid = self.method in METHODS and self.activation in ("sigmoid", "softmax", "identity")
-        is_valid = is_valid and len(self.offsets) == len(self.values) + 2 and bool((np.diff(self.values) > 0).all())
+        is_valid = is_valid and len(self.offsets) == len(self.values) + 2
+        is_valid = is_valid and bool((self.values[1:] > self.values[:-1]).all())  # a difference of ids may overflow
         is_valid = is_valid and self.offsets[0] == 0 and len(self.first) == len(self.second) == self.offsets[-1]
         if not (is_valid and slices.min() >= 1 and (self.method != "platt" or slices.max() == 1)):
             raise ValueError("the state is not that of a calibration")

@@ -148,3 +148,16 @@ def test_a_value_whose_rows_weigh_nothing_uses_the_overall_calibration(method):
     assert fitted.values.tolist() == [0, 2]
     known, unknown = fitted(np.zeros(2), np.array([1, 99]))
     assert known == unknown
+
+
+def test_values_may_be_hashed_ids_far_apart():
+    """As ids of a declared category without a vocabulary are: their difference does not fit into 64 bits."""
+    rng = np.random.default_rng(0)
+    logits, site = rng.normal(size=3000), np.array([-(2**62) - 2**61, 2**62])[np.arange(3000) % 2]
+    labels = (rng.random(3000) < 1 / (1 + np.exp(-logits - (site > 0)))).astype(np.float64)
+    made = calibrator(by="site", min_rows=100)
+    made.add(logits, labels, None, site)
+    fitted = made.fitted()
+    assert fitted.values.tolist() == [-(2**62) - 2**61, 2**62]
+    low, high = fitted(np.zeros(2), fitted.values)
+    assert high > low + 0.1
