@@ -236,9 +236,8 @@ class Feed:
         """Yield (batches of one shape, whether the source has ended).
 
         All groups together have at most `limit` batches. `max_batches(taken)` returns the maximum size of a group that
-        starts after `taken` batches, `open_after(taken)` how many of them belong to an incomplete update. Once the
-        shape has changed before the last batch of an epoch, every later group has one batch, because it is expected to
-        change again.
+        starts after `taken` batches, `open_after(taken)` how many of these are of an incomplete update. Once the shape
+        has changed before the last batch of an epoch, every later group has one batch: it is expected to change again.
         """
         look_ahead = not self.source.endless  # to know which group is the last
         group: list[Item] = []
@@ -263,6 +262,10 @@ class Feed:
             # In a lockstep source, `kind` holds the rows of each process; it also changes when one runs out of data.
             shapes_varied = changed and (same_kind or not self.source.agrees)
             if group and (changed or len(group) >= maximum):
+                whole = len(group) - open_after(taken)
+                if not look_ahead and 0 < whole < len(group):  # a stream goes back to the end of a group
+                    yield group[:whole], False
+                    group = group[whole:]
                 yield group, False
                 group = []
             if limit is not None and taken >= limit:

@@ -306,9 +306,11 @@ def test_a_stream_of_batches_of_many_sizes_gets_a_warning_of_the_cost(table, cap
     assert "compiled separately" not in caplog.text
 
 
-def test_a_further_call_trains_the_rows_of_an_update_that_was_not_complete():
+@pytest.mark.parametrize(
+    ("sizes", "sink_size", "stop_at", "done"), [((8, 4, 8, 4), 1, 8, (0, 0)), ((8, 8, 8, 4), 2, 24, (1, 16))]
+)
+def test_a_further_call_trains_the_rows_of_an_update_that_was_not_complete(sizes, sink_size, stop_at, done):
     random = np.random.default_rng(0)
-    sizes = (8, 4, 8, 4)
     batches = [(random.standard_normal((rows, 4)).astype(np.float32), np.ones((rows, 1), np.float32)) for rows in sizes]
     weights = []
     for stops in (False, True):
@@ -316,9 +318,10 @@ def test_a_further_call_trains_the_rows_of_an_update_that_was_not_complete():
         trainer = Trainer(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 0.1), gradient_accumulation_steps=2)
         stream = IterableStream(lambda: iter(batches))
         if stops:
-            trainer.online_train(stream, [LambdaCallback(on_train_step_end=lambda trainer: trainer.stop())])
-            assert (trainer.state.progress.global_step, trainer.state.progress.samples_seen) == (0, 0)
-        trainer.online_train(stream, [])
+            stop = LambdaCallback(on_train_step_end=lambda t: t.state.progress.samples_seen >= stop_at and t.stop())
+            trainer.online_train(stream, [stop], sink_size=sink_size)
+            assert (trainer.state.progress.global_step, trainer.state.progress.samples_seen) == done
+        trainer.online_train(stream, [], sink_size=sink_size)
         assert trainer.state.progress.samples_seen == sum(sizes)
         weights.append(net.weight.asnumpy().copy())
     np.testing.assert_array_equal(*weights)
