@@ -178,7 +178,7 @@ class Exchange(nn.Cell):
                 parts += (self.zero_if_dummy(gradient, rows),)
             totals, head = self._total(parts, head, self._first(rows) / self._second(rows))
         self._record_tasks(head, rows)
-        return self._cast_like(totals, gradients), self._loss(head, rows), self._second(head) == 0
+        return self._cast_like(totals, gradients), self._first(head), self._second(head) == 0
 
     def _cast_like(self, totals, gradients):
         return self.map(_cast_as, totals, (*gradients,))  # a user's step may pass a list
@@ -230,11 +230,6 @@ class Exchange(nn.Cell):
         local = self.zero_if_dummy(self.scale_loss(loss, rows), rows)
         head = self.add(self._with_tasks(ops.stack((local, ops.zeros_like(local))), loss, rows))
         self._record_tasks(head, rows)
-        return self._loss(head, rows)
-
-    def _loss(self, head, rows):
-        if self.has_denominators and self.tasks is None:  # NaN if the denominator is 0, as in one process
-            return self._first(head) * (self._second(rows) / self._second(rows))
         return self._first(head)
 
     def _with_tasks(self, head, loss, rows):

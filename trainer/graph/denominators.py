@@ -62,21 +62,36 @@ class ClassWeights(nn.Cell):
         self.ignored = ignored
         self.has_classes = classes is not None
         self.classes = Tensor(np.ones(1, np.float32) if classes is None else classes.asnumpy().astype(np.float32))
+        self.heaviest = int(self.classes.asnumpy().argmax())
+        self.different, self.cast, self.sum = ops.NotEqual(), ops.Cast(), ops.ReduceSum()  # see `program`
 
     def construct(self, labels, weights=None):
         """Return the denominator, float32 []; graph code."""
         label = labels[0]
+        if weights is None and not self.has_classes and not ops.is_floating_point(label):
+            known = self.different(self.cast(label, mstype.int32), self.ignored)
+            return self.sum(self.cast(known, mstype.float32))
         rows = label.shape[0] if label.ndim > 0 else 1
         if weights is None:
             weights = ops.ones((rows,), mstype.float32)
         if ops.is_floating_point(label):
             return ops.sum(weights)
-        label = ops.reshape(label, (rows, -1))
+        label = ops.reshape(ops.cast(label, mstype.int32), (rows, -1))
         known = label != self.ignored
         counted = ops.reshape(weights, (rows, 1)) * ops.cast(known, mstype.float32)
         if self.has_classes:
             counted = counted * ops.gather(self.classes, ops.select(known, label, ops.zeros_like(label)), 0)
         return ops.sum(counted)
+
+    def where_counted(self, label, denominator):
+        """Return the label, or a class with a weight if the denominator is 0; graph code.
+
+        A loss divided by 0 would have gradients that are NaN, which a product with 0 does not remove.
+        """
+        if not self.has_classes or ops.is_floating_point(label):
+            return label
+        counts = ops.broadcast_to(denominator > 0, label.shape)
+        return ops.select(counts, label, ops.full_like(label, self.heaviest))
 
 
 class Declared(nn.Cell):

@@ -9,7 +9,7 @@ from mindspore import dtype as mstype
 from mindspore import nn, ops
 
 from ..mindspore_internals.dict_networks import by_position
-from .denominators import COUNTED, RowCount, denominator_of
+from .denominators import COUNTED, ClassWeights, RowCount, denominator_of
 from .labels import LabelCast
 from .losses import fused_loss
 from .multi_task import MultiTaskLoss
@@ -41,7 +41,10 @@ class Forward(nn.Cell):
         self.kind = counted.kind  # kind of the loss's denominator
         if not self.is_multi_task:
             self.divisor = counted
+            self.returns_denominator = counted.kind == COUNTED
+            self.of_classes = isinstance(counted, ClassWeights)
         self.cast_outputs = cast
+        self.select, self.greater, self.zeros = ops.Select(), ops.Greater(), ops.ZerosLike()  # see `program`
 
     def construct(self, *columns):
         """Return (loss [], prediction)."""
@@ -65,12 +68,9 @@ class Forward(nn.Cell):
                 labels = self.label_cast.match_shapes(columns[-self.labels :], prediction)
             if self.separate_losses and self.training:
                 return self.loss_fn.task_losses(prediction, labels)[0], prediction
-            loss = self._apply_loss(prediction, labels)
-            if loss.ndim == 0:
-                return loss, prediction
-            if self.training:
-                return _scalar_loss(loss), prediction
-            return ops.mean(loss), prediction
+            if self.returns_denominator:
+                return self._counted_loss(prediction, labels, self.denominator(columns)), prediction
+            return self._scalar(self._apply_loss(prediction, labels)), prediction
         outputs = self._apply_network(columns)
         if self.cast_outputs:
             outputs = to_float32(outputs)
@@ -82,6 +82,20 @@ class Forward(nn.Cell):
 
     def _apply_network(self, inputs):
         return self.network(*inputs)
+
+    def _counted_loss(self, prediction, labels, denominator):
+        """Return the loss, or 0 if no label counts, where a mean would be NaN."""
+        if self.of_classes:
+            labels = (self.divisor.where_counted(labels[0], denominator),)
+        loss = self._scalar(self._apply_loss(prediction, labels))
+        return self.select(self.greater(denominator, 0), loss, self.zeros(loss))
+
+    def _scalar(self, loss):
+        if loss.ndim == 0:
+            return loss
+        if self.training:
+            return _scalar_loss(loss)
+        return ops.mean(loss)
 
     def _apply_loss(self, prediction, labels):
         return self.loss_fn(prediction, *labels)
@@ -215,7 +229,7 @@ def padded_forward(forward: Forward, loss_fn: Any) -> WeightedForward | None:
     cast, kind = forward.cast_outputs, forward.kind
     weighted = WeightedForward(forward.network, loss_fn, weighted_loss, labels=2, kind=kind, cast=cast)
     weighted.label_cast = forward.label_cast  # `ClassRangeCheck` reads the shapes from it
-    weighted.returns_denominator = False
+    weighted.returns_denominator = forward.returns_denominator
     return weighted
 
 

@@ -130,6 +130,7 @@ class MultiTaskLoss(nn.Cell):
         kinds = [self.kind_of(index) for index in range(len(self.tasks))]
         self.same_denominators = len({*kinds}) == 1 and kinds[0] != COUNTED
         self.kind = kinds[0] if self.same_denominators and self.row_losses is None else COUNTED
+        self.of_classes = tuple(isinstance(denominator, ClassWeights) for denominator in denominators)
         self.sums = tuple(float(kind == ONE) for kind in kinds)
 
     def unify_denominators(self) -> bool:
@@ -208,6 +209,8 @@ class MultiTaskLoss(nn.Cell):
                 each = ops.reshape(self.applied[index](prediction, label), (rows, -1)).mean(axis=1)
                 losses += (ops.sum(ops.cast(each, mstype.float32) * counted) / ops.maximum(counted.sum(), 1.0),)
             else:
+                if self.of_classes[index]:
+                    label = self.denominators[index].where_counted(label, counts[index])
                 loss = ops.cast(ops.mean(self.applied[index](prediction, label)), mstype.float32)
                 if self.kind_of(index) == COUNTED:  # the loss is NaN if no label counts
                     loss = ops.select(counts[index] > 0, loss, ops.zeros_like(loss))

@@ -81,7 +81,8 @@ class PaddedPrograms:
         if self.weighed:
             return self._builder.inference.evaluate_cell()
         if self._evaluate is None:
-            self._evaluate = EvalStep(self._forward, self._builder.inference.table_inputs)
+            inputs = self._builder.inference.table_inputs
+            self._evaluate = EvalStep(self._forward, inputs, returns_denominator=True)
         self._evaluate.set_train(False)
         return self._evaluate
 

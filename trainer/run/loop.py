@@ -170,7 +170,8 @@ def evaluate(
             evaluation.chunk = chunk
             call("on_eval_step_begin", trainer)
             outputs = trainer.builder.inference.run(cell, chunk)
-            evaluation.outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+            shown = outputs if isinstance(outputs, tuple) else (outputs,)
+            evaluation.outputs = shown[:-1] if tally.has_denominators else shown
             yield (outputs, tally.columns_of(chunk)), chunk.num_samples
             call("on_eval_step_end", trainer)
 

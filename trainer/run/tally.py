@@ -56,7 +56,7 @@ class Tally:
         self.calibrated: CalibratedRows | None = None
         self._tasks = loss_fn if isinstance(loss_fn, MultiTaskLoss) else None
         self._last = None if loss_fn is None else weights.column
-        self._loss = WeightedMean()
+        self._loss, self._has_loss = WeightedMean(), False
         self.own_values: dict[str, Any] = {}  # the latest value of each metric
         names = () if self._tasks is None else self._tasks.tasks
         self._task_sums = {task: np.zeros(2) for task in names}
@@ -70,6 +70,11 @@ class Tally:
             set_meanings(task_metrics, meaning)
         clear_metrics(metrics)
 
+    @property
+    def has_denominators(self) -> bool:
+        """Whether the last output of each batch is the denominator of its loss."""
+        return self._weights.of_loss and self._tasks is None
+
     def columns_of(self, chunk: Chunk) -> dict[str, np.ndarray]:
         """Return the columns of a batch that `add` needs."""
         columns = host_columns(chunk, self.groups, self._last)
@@ -80,13 +85,14 @@ class Tally:
     def add(self, outputs: tuple[Any, ...], num_samples: float, columns: Mapping[str, np.ndarray]) -> None:
         """Add the outputs of one batch; `columns` is the result of `columns_of`."""
         weights = columns.get(self._weights.column) if self._weights.column else None
-        if self._weights.of_loss and self._tasks is None:
+        if self.has_denominators:
             num_samples = float(outputs[3].asnumpy())
         of_metrics = weights if self._weights.of_metrics else None
         if self._indexes is not None and self._indexes[0] >= 0:
             loss = outputs[self._indexes[0]]
             mean = loss.item() if loss.ndim == 0 else loss.asnumpy().mean()  # `item` is five times as fast
             self._loss.update(float(mean), num_samples)
+            self._has_loss = True
         if self._tasks is None:
             ignored = self._meanings[""].ignored
             update_metrics(self._metrics, outputs, self._indexes, num_samples, columns, of_metrics, ignored)
@@ -124,7 +130,7 @@ class Tally:
         results = {**losses, **results}
         if self.calibrated is not None:
             results |= self.calibrated.results()
-        if self._loss.samples and "loss" not in results:
+        if self._has_loss and "loss" not in results:
             results = {"loss": self._loss.eval(), **results}
         return results
 

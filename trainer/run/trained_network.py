@@ -22,7 +22,6 @@ from ..embedding.layers.embedding_cells import embedding_cells
 from ..graph import network_checks, precision
 from ..graph.boost import make_boost
 from ..graph.builder import StepBuilder
-from ..graph.denominators import COUNTED
 from ..graph.dropout import replace_dropout
 from ..graph.multi_task import MultiTaskLoss
 from ..graph.optimizers import get_learning_rate, make_optimizer, set_learning_rate
@@ -105,8 +104,6 @@ class TrainedNetwork:
         has_weighted_metrics = columns.weight is not None and weighted_metrics
         if has_weighted_metrics and columns.weight is not None:
             check_weighted(self.metrics, columns.weight)
-        has_weighted_loss = columns.applies_weight and columns.kind == COUNTED
-        self.row_weights = RowWeights(columns.weight, has_weighted_loss, has_weighted_metrics)
         self.has_own_seed = checks.whole("seed", seed, 0, maximum=2**32 - 1, optional=True) is not None
         self.seed = (current_seed() if seed is None else seed) or 0
         self.compiled = network_checks.check_compile(network, compile)
@@ -148,6 +145,8 @@ class TrainedNetwork:
             loss_columns=columns,
             for_one_core=for_one_core,
         )
+        has_denominator = self.builder.forward.returns_denominator
+        self.row_weights = RowWeights(columns.weight, has_denominator, has_weighted_metrics)
         self.label_count, self.features = self.builder.label_count, features
         self.state = State()
         self.callbacks = CallbackList()

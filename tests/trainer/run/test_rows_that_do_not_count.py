@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
+from callbacks import TerminateOnNaN
 from trainer import MultiTaskLoss, Trainer
 from trainer.features import Features, Numeric
 
@@ -113,3 +114,32 @@ def test_a_prediction_of_a_row_of_weight_0_may_be_nan():
     expected = trainer.evaluate((X[:, :1], X[:, 1], weight), batch_size=16)
     x = np.where(weight[:, None] > 0, X[:, :1], np.nan).astype(np.float32)
     assert trainer.evaluate((x, X[:, 1], weight), batch_size=16) == pytest.approx(expected, rel=1e-6)
+
+
+WEIGHTED = {"class_weights": np.array([1, 10, 0], np.float32), "ignored": None}
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_the_loss_does_not_depend_on_the_size_of_the_batches(name):
+    weight = WEIGHTED[name]
+    labels = np.where(np.arange(40) < 8, 2 if weight is not None else -1, CLASSES).astype(np.int32)
+    loss = nn.CrossEntropyLoss(None if weight is None else Tensor(weight), ignore_index=-1)
+    trainer = of_classes(loss, ["loss"])
+    whole = trainer.evaluate((X, labels), batch_size=40)["loss"]
+    assert trainer.evaluate((X, labels), batch_size=8)["loss"] == pytest.approx(whole, rel=1e-6)
+    assert trainer.evaluate((X, labels), batch_size=12)["loss"] == pytest.approx(whole, rel=1e-6)
+    for sink_size in (1, 2):
+        history = trainer.fit((X, labels), batch_size=8, shuffle=False, callbacks=[], sink_size=sink_size)
+        assert history.history["loss"] == pytest.approx([whole], rel=1e-6)
+
+
+@pytest.mark.parametrize("tasks", [False, True])
+def test_a_batch_whose_labels_do_not_count_changes_nothing(tasks):
+    network, weight = dense(), Tensor(np.array([1, 10, 0], np.float32))
+    loss = MultiTaskLoss({"a": nn.CrossEntropyLoss(weight)}) if tasks else nn.CrossEntropyLoss(weight)
+    trainer = Trainer(network, loss, nn.SGD(network.trainable_params(), 0.1))
+    before = network.weight.asnumpy().copy()
+    trainer.fit((X, np.full(40, 2, np.int32)), batch_size=20, callbacks=[TerminateOnNaN()])
+    np.testing.assert_array_equal(network.weight.asnumpy(), before)
+    assert trainer.state.stop_reason.kind == "limit"
+    assert np.isnan(trainer.evaluate((X, np.full(40, 2, np.int32)))["loss"])
