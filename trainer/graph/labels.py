@@ -122,6 +122,7 @@ def _log_once(number: int, level: int, key: str, text: str, *values: Any) -> Non
 def _wanted_dtype(kind, number, loss, dtypes, shapes):
     (received, predicted), (label, prediction) = dtypes, shapes
     _shapes[number] = shapes
+    _check_classes(number, loss, label, prediction)
     if received in _FLOATS:
         return received
     if kind == VALUES or len(label) == len(prediction):
@@ -150,6 +151,7 @@ def _wanted_shape(number, loss, label, prediction):
 @ops.constexpr
 def _wanted_shapes(number, loss, labels, dtypes, prediction):
     _shapes[number] = labels[0], prediction
+    _check_classes(number, loss, labels[0], prediction)
     if not _differ_by_ones(labels[0], prediction):
         return labels
     with eager_mode():
@@ -161,6 +163,19 @@ def _wanted_shapes(number, loss, labels, dtypes, prediction):
         return labels
     _log_shape(number, loss, labels[0], prediction)
     return tuple([prediction if _differ_by_ones(label, prediction) else label for label in labels])
+
+
+def _check_classes(number, loss, label, prediction) -> None:
+    """Refuse a single value per row for a loss of classes."""
+    kinds = nn.CrossEntropyLoss, nn.NLLLoss, nn.SoftmaxCrossEntropyWithLogits
+    if type(_casts[number].loss_fn) not in kinds:
+        return
+    if len(prediction) == 1 or (len(label) == len(prediction) and prediction[1] == 1):
+        raise TypeError(
+            f"{loss} compares the classes of a row, and the network returns one value per row, {list(prediction)}; "
+            "return one per class, [rows, classes] (models with the option classes do), or take nn.BCEWithLogitsLoss "
+            "for labels 0 and 1, nn.MSELoss for numbers"
+        )
 
 
 def _differ_by_ones(label, prediction) -> bool:

@@ -208,3 +208,19 @@ def test_a_last_batch_of_one_row_gets_the_shape_of_the_prediction_too(column):
     trainer.fit((X[:5], labels[:5]), 1, callbacks=[], batch_size=4, shuffle=False)
     logits, wanted = X[:5].sum(axis=1), LIKED[:5, 0]
     assert trainer.state.train_loss == pytest.approx(np.mean(np.log1p(np.exp(logits)) - wanted * logits), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("network", "loss", "labels"),
+    [
+        (Flat, nn.CrossEntropyLoss, STARS.astype(np.int32)),
+        (Flat, nn.NLLLoss, STARS.astype(np.int32)),
+        (nn.Dense, nn.CrossEntropyLoss, LIKED[:, :1]),
+    ],
+)
+def test_one_value_per_row_is_no_class(network, loss, labels):
+    """MindSpore would take the values of all rows for the classes of one, or learn nothing of one class."""
+    network = network(3, 1)
+    trainer = Trainer(network, loss(), nn.SGD(network.trainable_params(), 0.1))
+    with pytest.raises(GraphError, match=rf"{loss.__name__} compares the classes .* take nn.BCEWithLogitsLoss"):
+        trainer.fit((X, labels), callbacks=[], batch_size=4)
