@@ -5,6 +5,7 @@ import json
 import re
 import resource
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -280,3 +281,36 @@ def test_a_row_whose_time_is_blank_gets_that_of_the_answer(published, tmp_path):
     rows = logged(tmp_path / "log")
     assert [row["at"] for row in rows] == [row["served_at"] for row in rows]
     assert len(rows) == 4
+
+
+def test_a_model_that_the_log_cannot_take_is_not_kept_by_a_server_that_waits(tmp_path):
+    """Such a server tries again; each try opened the model anew, with a thread that followed it."""
+    declared = Features([Numeric("score")], label="click")
+    net = DeepFM(declared, dim=2, hidden=[4])
+    trainer = Trainer(net, nn.BCEWithLogitsLoss(), nn.Adam(net.trainable_params(), 1e-2), features=declared)
+    table = {"score": np.arange(8.0), "click": np.ones(8, np.float32)}
+    trainer.fit(table, epochs=1, batch_size=8, callbacks=[Publish(tmp_path / "published", batch=4)])
+
+    async def wait(service):
+        for _ in range(100):
+            reply = await service.handle(Call("ready"))
+            if b"rename that column" in reply.body:
+                break
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(1.0)
+        return reply, [thread.name for thread in threading.enumerate()]
+
+    empty = tmp_path / "empty"
+
+    async def run():
+        service = Service(empty, ServeOptions(wait=True, log=str(tmp_path / "log")))
+        await service.start()
+        (tmp_path / "published").rename(empty)
+        try:
+            return await wait(service)
+        finally:
+            await service.stop()
+
+    reply, threads = asyncio.run(run())
+    assert (reply.status, b"rename that column" in reply.body) == (503, True)
+    assert threads.count("model-consumer") <= 1

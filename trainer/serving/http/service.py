@@ -79,8 +79,12 @@ class Service:
 
     async def _open(self) -> None:
         model = await asyncio.to_thread(ServedModel, self._root)
-        if self._log is not None:
-            self._log.check(RowReader(model.graph))
+        try:
+            if self._log is not None:
+                self._log.check(RowReader(model.graph))
+        except ConfigurationError:
+            await asyncio.to_thread(model.close)
+            raise
         engine = Engine(model, self._options, self._traffic, asyncio.get_running_loop())
         self._traffic.add_model_gauges(model, lambda: engine.queued)
         await asyncio.to_thread(engine.ready.wait)
