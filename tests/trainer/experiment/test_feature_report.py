@@ -1,6 +1,7 @@
 """`trainer features`: what comes out of the first rows, statistics of the columns, and drift since a run."""
 
 import json
+import shutil
 
 import pytest
 import yaml
@@ -111,3 +112,18 @@ def test_every_kind_has_its_line(folder, capsys):
 def test_what_cannot_be_shown_says_why(arguments, message, capsys):
     assert main(["features", "table.yaml", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_run_is_moved_without_the_statistics_that_it_began_with(folder, tmp_path, monkeypatch, capsys):
+    """Its snapshots hold them."""
+    assert main(["features", "table.yaml", "--fit", "--to", "learned"]) == 0
+    assert main(["fit", "table.yaml", "--set", "features.fitted=learned", "--set", "run_dir=runs/moved"]) == 0
+    assert main(["predict", "runs/moved", "--data", "newer.csv", "--output", "here.csv"]) == 0
+    shutil.move("runs/moved", tmp_path / "moved")
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(folder / "rows.csv", tmp_path)
+    assert main(["predict", "moved", "--data", str(folder / "newer.csv"), "--output", "there.csv"]) == 0, (
+        capsys.readouterr()
+    )
+    assert (tmp_path / "there.csv").read_text() == (folder / "here.csv").read_text()
+    assert main(["fit", "--resume", "moved", "--set", "fit.epochs=2"]) == 0, capsys.readouterr()

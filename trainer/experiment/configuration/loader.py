@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from ...checkpoint.catalog import available
 from ...masking import remember_credentials
 from ..runs import run_folder
+from .class_paths import has_reference
 from .experiment_config import ExperimentConfig
 from .extends import read_extended
 from .object_spec import to_plain
 from .problems import ConfigErrors
 from .reader import Reader
-from .yaml_tree import apply_overrides
+from .yaml_tree import Tree, apply_overrides
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> ExperimentConfig:
@@ -32,7 +34,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> ExperimentCo
     path, overrides = Path(path), tuple(overrides)
     if path.is_dir() and (path / "config.yaml").is_file():
         path = path / "config.yaml"
-    tree, problems = apply_overrides(read_extended(path), overrides)
+    tree, problems = apply_overrides(_without_lost_statistics(read_extended(path), path), overrides)
     reader = Reader(tree, problems, run_folder.recorded_defaults(path.parent, overrides))
     with run_folder.project_paths(path):
         config = reader.model(ExperimentConfig, tree.value, ())
@@ -42,3 +44,18 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> ExperimentCo
     if "run_dir" not in config.model_fields_set:
         config = config.model_copy(update={"run_dir": Path("runs") / config.experiment})
     return config.read_from(path, overrides, tree)
+
+
+def _without_lost_statistics(tree: Tree, path: Path) -> Tree:
+    """Leave out the folder `features.fitted` of a run that was moved without it.
+
+    The snapshots of the run hold the statistics.
+    """
+    features = tree.get(("features",))
+    fitted = features.get("fitted") if isinstance(features, dict) else None
+    if path.name != run_folder.CONFIG or not isinstance(fitted, str) or has_reference(fitted) or Path(fitted).exists():
+        return tree
+    if not available(path.parent / run_folder.CHECKPOINTS):
+        return tree
+    others = {name: value for name, value in features.items() if name != "fitted"}
+    return Tree({**tree.value, "features": others}, tree.locations)
