@@ -118,6 +118,10 @@ def _check(plan: Plan) -> None:
     choice("mode", plan.mode, MODES)
     choice("command", plan.command, ("fit", "online"))
     whole("trials", plan.trials, optional=True)
+    if "run_dir" in (*plan.vary, *(override.partition("=")[0].strip() for override in plan.overrides)):
+        raise ConfigurationError(
+            "a sweep gives each trial a run folder of its own; received run_dir: choose the sweep's folder (--output)"
+        )
     if not plan.vary:
         raise ConfigurationError("a sweep needs values to vary; give --vary PATH=VALUES")
     ranges = [path for path, values in plan.vary.items() if isinstance(values, Range)]

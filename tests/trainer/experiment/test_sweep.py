@@ -121,6 +121,11 @@ def test_a_sweep_that_was_killed_goes_on_where_it_was(config, tmp_path, capsys, 
         (["--vary", f"{RATE}=0.1,1", "--prune"], "prune works with search 'optuna'"),
         ([], "needs values to vary"),
         (["--vary", f"{RATE}=x,0.2"], "x"),
+        (
+            ["--vary", "seed=1", "--set", "run_dir=runs/one"],
+            "gives each trial a run folder of its own; received run_dir",
+        ),
+        (["--vary", "run_dir=runs/one,runs/two"], "received run_dir"),
         (["--vary", "seed=1", "--vary", "seed=2"], "all values of a setting at once; received seed twice"),
     ],
 )
