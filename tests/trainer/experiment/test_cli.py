@@ -288,6 +288,19 @@ def test_a_run_of_an_experiment_that_is_named_like_a_second_run_is_not_taken_for
     assert "test (runs/lr[1]/checkpoints" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("part", ["", "/checkpoints", "/checkpoints/best"])
+def test_a_snapshot_is_evaluated_where_it_is_mirrored(finished, capsys, part):
+    capsys.readouterr()
+    assert main(["evaluate", str(finished), "--checkpoint", finished.absolute().as_uri() + part]) == 0, (
+        capsys.readouterr()
+    )
+    auc = capsys.readouterr().out.split("auc")[-1]
+    assert main(["evaluate", str(finished), "--checkpoint", "best" if part.endswith("best") else "last"]) == 0
+    assert capsys.readouterr().out.split("auc")[-1].split() == auc.split()
+    assert main(["evaluate", str(finished), "--checkpoint", f"{finished.absolute().as_uri()}/absent"]) == 1
+    assert "there is no snapshot in file:///" in capsys.readouterr().err
+
+
 def test_fit_tests_the_averages_that_evaluate_reads_from_the_run(project, capsys):
     text = CONFIG.replace("experiment: tumours", "experiment: averaged")
     average = "callbacks:\n  - {class_path: callbacks.EMA, init_args: {decay: 0.99}}\n"

@@ -19,6 +19,8 @@ from ...distributed.launched import note_run_folder
 from ...errors import ConfigurationError, TrainerError
 from ...masking import MASK
 from ...report.baseline import Baseline
+from ...storage import fetch
+from ...storage.location import Location, is_url
 from ...storage.mirror import Mirror
 from ..configuration.class_paths import expand
 from ..configuration.experiment_config import ExperimentConfig
@@ -301,7 +303,12 @@ def build_restored(config: ExperimentConfig, checkpoint: Path, split: str | None
 
 
 def default_checkpoint(run_dir: Path, which: str | None) -> Path:
-    """Return the path of a snapshot; None means the best if marked, else the last."""
+    """Return the path of a snapshot; None means the best if marked, else the last.
+
+    The snapshot at a URL is fetched to a temporary folder.
+    """
+    if which is not None and is_url(which):
+        return fetch.fetch_snapshot(Location(which), fetch.scratch_folder("snapshot"))
     if which not in (None, "best", "last"):
         return Path(which)
     folder = run_dir / run_folder.CHECKPOINTS
