@@ -88,7 +88,7 @@ class EarlyStopping(Patience):
     def _clear(self) -> None:
         super()._clear()
         self._has_stopped_run = False
-        self._weights: dict[str, np.ndarray] | None = None
+        self._weights: list[np.ndarray] | None = None
         self._calibration: dict[str, Any] | None = None
 
     def on_train_begin(self, trainer: Trainer) -> None:
@@ -104,7 +104,7 @@ class EarlyStopping(Patience):
         if improved and self.restore_best:
             is_validation = self.watched.hook(trainer) == "on_eval_end"  # a validation uses averaged weights, if any
             with trainer.averaged_weights() if is_validation else contextlib.nullcontext():
-                self._weights = {p.name: p.asnumpy().copy() for p in _parameters(trainer)}
+                self._weights = [parameter.asnumpy().copy() for parameter in _parameters(trainer)]
             self._calibration = None if trainer.calibrator is None else trainer.calibrator.state_dict()
         beats_baseline = self.baseline is None or self.watched.better(value, self.baseline)
         is_exhausted = self.out_of_patience(improved and beats_baseline)
@@ -148,10 +148,9 @@ class EarlyStopping(Patience):
         if self.best_step != trainer.state.progress.global_step or average is not None:
             from mindspore import Tensor, ops
 
-            for parameter in _parameters(trainer):
-                if parameter.name in self._weights:
-                    # Use assign, because after set_data a compiled step with a branch would still use the old value.
-                    ops.assign(parameter, Tensor(self._weights[parameter.name]))
+            for parameter, value in zip(_parameters(trainer), self._weights, strict=True):
+                # Use assign, because after set_data a compiled step with a branch would still use the old value.
+                ops.assign(parameter, Tensor(value))
             if average is not None:
                 average.restart()
             if self._calibration is not None:
@@ -161,7 +160,9 @@ class EarlyStopping(Patience):
 
 
 def _parameters(trainer: Trainer) -> list[Parameter]:
-    """Return the network's parameters, even if the network overrides the method."""
+    """Return the parameters of network and loss, even if one overrides the method."""
     from mindspore import nn
 
-    return [parameter for _, parameter in nn.Cell.parameters_and_names(trainer.network)]
+    cells = [cell for cell in (trainer.network, trainer.loss_fn) if isinstance(cell, nn.Cell)]
+    parameters = [parameter for cell in cells for _, parameter in nn.Cell.parameters_and_names(cell)]
+    return list({id(parameter): parameter for parameter in parameters}.values())

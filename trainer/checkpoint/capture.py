@@ -94,10 +94,12 @@ def match_tensors(
     """
     expected = named_parameters(content)
     if weights_only:
-        expected = {MODEL: expected[MODEL]}
+        expected = {MODEL: expected[MODEL]} | _of_loss(content, groups)
     elif ACCUMULATION in groups:
         expected[ACCUMULATION] = dict(content.accumulation.parameters())
-    saved = {group: groups.get(group, {}) for group in expected}
+    saved: dict[str, Mapping[str, Any]] = {group: groups.get(group, {}) for group in expected}
+    if weights_only:  # the rest of these groups is not asked for
+        saved |= {group: {name: saved[group][name] for name in expected[group]} for group in expected if group != MODEL}
     problems = compare(_flat(expected), _flat(saved))
     if problems and strict:
         raise problems.error("the snapshot", "this network and optimizer")
@@ -111,6 +113,16 @@ def match_tensors(
         and tuple(value.shape) == tuple(parameter.shape)
         and value.dtype.kind != "c"
     ]
+
+
+def _of_loss(content: Content, saved: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Parameter]]:
+    """Return the loss's parameters that a snapshot has, by group.
+
+    Those that are trained are in the group of the optimizer, the others in that of the step.
+    """
+    cell = content.loss_fn
+    own = [p for p in parameters_of(cell) if not p.name.startswith("trainer.")] if isinstance(cell, nn.Cell) else []
+    return {group: {p.name: p for p in own if p.name in saved.get(group, {})} for group in (OPTIMIZER, STEP)}
 
 
 def assign(tensors: Iterable[tuple[Parameter, np.ndarray]]) -> None:
@@ -232,9 +244,11 @@ def with_averages(groups: Mapping[str, Mapping[str, Any]], snapshot: Snapshot) -
     states = part_states(snapshot, "averages")
     if not states:
         return dict(groups)
-    weights = groups[MODEL]
-    averages = {name: value.astype(weights[name].dtype) for name, value in states[-1]["arrays"].items()}
-    return {**groups, MODEL: {**weights, **averages}}
+    weights, rest = groups[MODEL], groups.get(OPTIMIZER, {})  # the optimizer has the trained parameters of the loss
+    result, averages = dict(groups), states[-1]["arrays"].items()
+    averaged = {name: value.astype(weights[name].dtype) for name, value in averages if name in weights}
+    of_loss = {name: value.astype(rest[name].dtype) for name, value in averages if name in rest and name not in weights}
+    return result | {MODEL: {**weights, **averaged}} | ({OPTIMIZER: {**rest, **of_loss}} if of_loss else {})
 
 
 def _flat(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ class Content:
     """The objects that a snapshot saves and restores."""
 
     network: nn.Cell  # the parameters of network, optimizer and step are saved
+    loss_fn: Any  # its parameters are among those of optimizer and step
     optimizer: nn.Cell | None
     step: nn.Cell | None  # None before it is built
     scaler: Any  # loss scaler whose parameters are saved, or None

@@ -102,6 +102,7 @@ class TrainerBase(TrainedNetwork):
         """Return the content of a snapshot taken now."""
         return Content(
             self.network,
+            self.loss_fn,
             self.optimizer,
             self.builder.step,
             self.scaler,
@@ -136,7 +137,8 @@ class TrainerBase(TrainedNetwork):
             path: a snapshot, a folder of snapshots, a run folder (or the URL of a mirrored one), or a .ckpt file.
             strict: raise an error if the snapshot's parameters differ from the network's; False loads the parameters
                 that match.
-            weights_only: restore the network's parameters and nothing else.
+            weights_only: restore the parameters of the network, and of the loss if the snapshot has them, and nothing
+                else.
             averaged: with `weights_only`, prefer the averages of `EMA` or `SWA`, if the snapshot has them.
 
         Raises:
