@@ -160,3 +160,14 @@ def test_predict_reads_another_file_as_it_is_declared_or_says_what_fits(tmp_path
     with contextlib.suppress(SystemExit):
         assert main(["predict", "runs/t", "--data", "english.csv", "--output", "no.csv"]) != 0
     assert "this file fits csv: {delimiter: ','" in capsys.readouterr().err
+
+
+def test_a_stream_of_a_table_with_lines_that_are_no_rows_is_declared_to_have_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{row % 50},{row % 3},{row % 2}" + ",x" * (row % 10 == 0) for row in range(300)]
+    (tmp_path / "t.csv").write_text("\n".join(["age,kind,click", *lines, ""]))
+    assert main(["init", "t.csv"]) == 0
+    assert "30 of 300 rows set aside" in capsys.readouterr().out
+    stream = build(load_config("t.yaml"), ("stream",)).datasets["stream"]
+    assert stream.dead_letter.max_bad_share == pytest.approx(0.21)
+    assert main(["online", "t.yaml", "--set", "online.max_steps=1"]) == 0, capsys.readouterr()

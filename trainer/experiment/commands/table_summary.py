@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigurationError, DataError, StreamError
 from ...streams.formats.coercion import is_missing, without_words
@@ -22,6 +22,9 @@ from ...streams.formats.schema import Schema
 from ...streams.sources.files import FileStream
 from ...streams.sources.folder_segments import kind_of
 from .column_summary import ColumnSummary, summary_of
+
+if TYPE_CHECKING:
+    from ...features.raw_rows import BadRowCounter
 
 SAMPLE_ROWS = 100_000
 
@@ -37,6 +40,7 @@ class TableSummary:
     values: Mapping[str, Sequence[Any]] = field(default_factory=dict, repr=False)  # examined values by column
     csv: CsvFormat | None = None  # CSV format; for other files, None or a format with only `missing`
     set_aside: str | None = None  # report on CSV lines that are not rows, or None
+    set_aside_share: float = 0.0  # share of these lines
 
     def determines(self, key: str, name: str) -> bool:
         """Return whether each value of `key` occurs with only one value of `name`.
@@ -79,11 +83,12 @@ def summarize(
     """
     files = _files(path)
     first = files[0]
-    csv_format, set_aside = None, None
+    csv_format, set_aside, set_aside_share = None, None, 0.0
     try:
         if kind_of(first.name, None) == "csv":
             csv_format = CsvFormat.of(given) if declared else sniff(first, given)
-            columns, complete, share, set_aside = _read_csv(first, sample, csv_format)
+            columns, complete, share, bad_rows = _read_csv(first, sample, csv_format)
+            set_aside, set_aside_share = bad_rows.report(), bad_rows.bad / max(1, bad_rows.good + bad_rows.bad)
             columns = {name: without_words(values, csv_format.missing) for name, values in columns.items()}
             if not declared:
                 words = (*csv_format.missing, *words_for_missing(columns))
@@ -106,7 +111,8 @@ def summarize(
         summary_of(name, values, csv_format or CsvFormat(), day_first) for name, values in columns.items()
     )
     is_complete = complete and len(files) == 1
-    return TableSummary(path, summaries, round(rows / share * size_ratio), is_complete, columns, csv_format, set_aside)
+    total = round(rows / share * size_ratio)
+    return TableSummary(path, summaries, total, is_complete, columns, csv_format, set_aside, set_aside_share)
 
 
 def _files(path: Path) -> list[Path]:
@@ -119,8 +125,10 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _read_csv(path: Path, sample: int, csv_format: CsvFormat) -> tuple[dict[str, list[Any]], bool, float, str | None]:
-    """Read like `_read_json`, with text values; also return a report on bad lines."""
+def _read_csv(
+    path: Path, sample: int, csv_format: CsvFormat
+) -> tuple[dict[str, list[Any]], bool, float, BadRowCounter]:
+    """Read like `_read_json`, with text values; also return the counts of bad lines."""
     from ...features.raw_rows import BadRowCounter
 
     names = [name for name in names_of_file(path, csv_format) if name]
@@ -138,7 +146,7 @@ def _read_csv(path: Path, sample: int, csv_format: CsvFormat) -> tuple[dict[str,
                 for name, values in batch.columns.items():
                     columns[name] += values.tolist()
         unread = 0 if stream.exhausted else stream.lag() or 0
-    return columns, not unread, rows / max(1, rows + unread), bad_rows.report()
+    return columns, not unread, rows / max(1, rows + unread), bad_rows
 
 
 def _read_json(path: Path, sample: int) -> tuple[dict[str, list[Any]], bool, float]:
