@@ -281,6 +281,8 @@ def test_a_run_of_an_experiment_that_is_named_like_a_second_run_is_not_taken_for
     capsys.readouterr()
     assert main(command) == 0
     assert "test (runs/copied-3/checkpoints" in capsys.readouterr().out
+    assert main(["evaluate", "configs/tumours.yaml", "--set", "experiment=new", "--set", "run_dir=runs/copied"]) == 2
+    assert "there is no run of configs/tumours.yaml in runs/copied yet" in " ".join(capsys.readouterr().err.split())
     odd = ["--set", "run_dir=runs/lr[1]", "--set", "fit.epochs=1"]
     assert main(["fit", "configs/tumours.yaml", *odd]) == 0
     capsys.readouterr()

@@ -118,8 +118,9 @@ def _trained_network(args: argparse.Namespace) -> Iterator[tuple[Any, Path, Path
         elif source.is_dir():
             run_dir = source
         else:
-            run_dir = run_folder.newest_run(config.run_dir, config.experiment) or config.run_dir
-            if args.checkpoint in (None, "best", "last") and not (run_dir / run_folder.CONFIG).is_file():
+            newest = run_folder.newest_run(config.run_dir, config.experiment)
+            run_dir = newest or config.run_dir
+            if newest is None and args.checkpoint in (None, "best", "last"):
                 verb = "online" if config.data.train is None else "fit"
                 raise ConfigurationError(
                     f"there is no run of {source} in {config.run_dir} yet; run `trainer {verb} {source}` first, or "

@@ -81,24 +81,20 @@ def remove_rejected(run_dir: Path) -> None:
 def newest_run(preferred: Path, experiment: str) -> Path | None:
     """Return the newest run folder of an experiment, or None.
 
-    The folders are those that `claim_run_dir` creates for `preferred`. A folder ``visits-2`` may also be of an
-    experiment of that name, which is not the experiment ``visits``.
+    The folders are those that `claim_run_dir` creates for `preferred`. One of them may be of another experiment: of
+    ``visits-2``, or of a copy of the configuration with another name and the same `run_dir`.
     """
     folders = []
     for folder in preferred.parent.iterdir() if preferred.parent.is_dir() else ():
         name, _, number = folder.name.rpartition("-")
-        if folder.name == preferred.name:
-            folders.append((1, folder))
-        elif name == preferred.name and number.isdecimal() and _experiment_of(folder) == experiment:
-            folders.append((int(number), folder))
-    return max((entry for entry in folders if (entry[1] / CONFIG).is_file()), default=(0, None))[1]
+        is_first = folder.name == preferred.name
+        if is_first or (name == preferred.name and number.isdecimal()):
+            folders.append((1 if is_first else int(number), folder))
+    return max((entry for entry in folders if _experiment_of(entry[1]) == experiment), default=(0, None))[1]
 
 
 def _experiment_of(folder: Path) -> Any:
-    try:
-        config = read_tree(folder / CONFIG).value
-    except ConfigurationError:
-        return None
+    config = read_tree(folder / CONFIG).value if (folder / CONFIG).is_file() else None
     return config.get("experiment") if isinstance(config, dict) else None
 
 
