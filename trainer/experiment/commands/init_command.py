@@ -123,7 +123,7 @@ def _monitor(table: TableSummary, proposal: Proposal) -> str:
 
 
 def _stream_arguments(table: TableSummary, proposal: Proposal) -> dict[str, Any]:
-    """Return the stream's arguments, which allow for bad lines and rows without label or time."""
+    """Return the stream's arguments, which allow for rows that are set aside."""
     required = [*proposal.labels, *([proposal.event_time] if proposal.event_time else [])]
     share = table.set_aside_share + sum(table.column(name).missing_share for name in required)
     arguments: dict[str, Any] = {"path": str(table.path), "end": "at_last"}
