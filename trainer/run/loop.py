@@ -213,7 +213,7 @@ def predict(
     """
     call = trainer.callbacks.call
     call("on_predict_begin", trainer)
-    filled = feed.options.padded_size is not None
+    padded_size = feed.options.padded_size
     newest: deque[Any] = deque(maxlen=1)
 
     def local_outputs() -> Iterator[tuple[Any, int]]:
@@ -226,7 +226,7 @@ def predict(
 
     with contextlib.suppress(Interrupted):
         for outputs, rows in lockstep_outputs(trainer.group, local_outputs(), feed.join_exchange, share=not own):
-            predictions = _to_host(outputs, rows if filled else None)
+            predictions = _to_host(outputs, rows, None if padded_size is None else padded_size(rows))
             for part in iterate_arrays(predictions):
                 if part.dtype.kind == "f" and not np.isfinite(part).all():
                     _warn_of_non_finite(trainer, "predictions are NaN or infinite: check the inputs and the weights")
@@ -273,12 +273,14 @@ def iterate_arrays(outputs: Any) -> Iterator[np.ndarray]:
         yield outputs
 
 
-def _to_host(outputs: Any, rows: int | None) -> Any:
+def _to_host(outputs: Any, rows: int, size: int | None) -> Any:
+    """Copy outputs to the host; cut those of `size` rows, padded, to `rows`."""
     if isinstance(outputs, tuple):
-        return tuple(_to_host(output, rows) for output in outputs)
+        return tuple(_to_host(output, rows, size) for output in outputs)
     if isinstance(outputs, dict):
-        return {name: _to_host(output, rows) for name, output in outputs.items()}
-    return np.array(outputs.asnumpy()[:rows] if rows is not None else outputs.asnumpy())
+        return {name: _to_host(output, rows, size) for name, output in outputs.items()}
+    array = outputs.asnumpy()
+    return np.array(array[:rows] if array.shape[:1] == (size,) else array)
 
 
 # -- around the loop ---------------------------------------------------------------------------------------------------

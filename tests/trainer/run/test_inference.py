@@ -526,3 +526,22 @@ def test_a_class_out_of_range_is_named_in_a_padded_evaluation_too(cancer):
         classes[4] = wrong
         with pytest.raises(DataError, match=f"class {wrong} in row 4 of the batch"):
             trainer.evaluate((cancer["x"][:20], classes[:20]), batch_size=20)
+
+
+class WithWeights(nn.Cell):
+    rows_are_independent = True
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(30, 1)
+
+    def construct(self, x):
+        return {"score": self.dense(x), "weights": self.dense.weight.reshape(30), "largest": self.dense.weight.max()}
+
+
+def test_outputs_without_rows_are_not_cut_to_the_rows_of_a_padded_batch(cancer):
+    network = WithWeights()
+    outputs = Trainer(network).predict((cancer["x"][:8],), batch_size=100)
+    assert outputs["score"].shape == (8, 1)
+    np.testing.assert_array_equal(outputs["weights"], network.dense.weight.asnumpy()[0])
+    assert outputs["largest"] == network.dense.weight.asnumpy().max()
