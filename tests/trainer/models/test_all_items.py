@@ -4,6 +4,7 @@ import csv
 import json
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from mindspore import nn
@@ -162,6 +163,21 @@ def test_a_row_that_does_not_fit_is_named(line, message, tmp_path):
     path.write_text(f"user,item,time\nu1,i1,1\nu1,i2,2\n{line}\n")
     with pytest.raises(DataError, match=message):
         interactions(path, "train", time="time")
+
+
+@pytest.mark.parametrize("make", [pd.DataFrame, pa.table, dict], ids=["pandas", "Arrow", "dict"])
+def test_missing_values_of_interactions_are_named_and_integers_stay_exact(make):
+    user, big = ["u"] * 4, [2**62 + 1, 2**62 + 3, None, 5]
+    exact = {pd.DataFrame: pd.array(big, "Int64"), pa.table: pa.array(big), dict: big}[make]
+    rows = {"user": user, "item": ["a", "b", "c", "d"], "time": [1.0, 2.0, 3.0, 4.0]}
+    part = interactions(make({**rows, "shop": exact}), "train", time="time")
+    assert part["shop"].tolist() == big[:2]
+    for name, column in (("item", exact), ("user", ["u", "v", None, "w"])):
+        with pytest.raises(DataError, match=f"row 2 has no '{name}'"):
+            interactions(make({**rows, name: column}), "train", time="time")
+    times = np.array(["2024-01-01", "2024-01-02", "NaT", "2024-01-04"], "datetime64[ns]")
+    with pytest.raises(DataError, match="row 2 has no 'time'"):
+        interactions(make({**rows, "time": times}), "train", time="time")
 
 
 @pytest.mark.parametrize(

@@ -196,15 +196,37 @@ def _columns(rows: Any, names: Sequence[str], time: str | None) -> dict[str, np.
     for name in names:
         if name not in rows:
             raise DataError(f"interactions: no column {name!r}; there are {', '.join(rows)}{did_you_mean(name, rows)}")
-    columns = {str(name): np.asarray(column) for name, column in rows.items()}
+    columns = {str(name): _array(column) for name, column in rows.items()}
+    for name in names[:2]:  # of users and items
+        missing = _is_missing(columns[name])
+        if missing.any():
+            raise DataError(f"interactions: row {np.argmax(missing)} has no {name!r}")
     if time is not None:
         try:
-            columns[time] = columns[time].astype(np.float64)
+            no_time = np.isnat(columns[time]) if columns[time].dtype.kind in "mM" else False
+            columns[time] = np.where(no_time, np.nan, columns[time].astype(np.float64))
         except (TypeError, ValueError) as error:
             raise DataError(f"interactions: column {time!r} holds times as numbers: {error}") from error
         if not np.isfinite(columns[time]).all():
             raise DataError(f"interactions: row {np.argmin(np.isfinite(columns[time]))} has no {time!r}")
     return columns
+
+
+def _array(column: Any) -> np.ndarray:
+    """Return a column as an array; integers beside missing values as objects."""
+    if hasattr(column, "null_count") and column.null_count and "int" in str(column.type):
+        return np.fromiter(column.to_pylist(), object, len(column))
+    if hasattr(column, "isna") and column.dtype.kind not in "fmM" and column.isna().any():
+        return column.astype(object).where(column.notna(), None).to_numpy()
+    return np.asarray(column)
+
+
+def _is_missing(column: np.ndarray) -> np.ndarray:
+    """Return where a column holds None or NaN, bool [rows]."""
+    if column.dtype.kind == "f":
+        return np.isnan(column)
+    is_object = column.dtype.kind == "O"
+    return np.array([is_object and (value is None or value != value) for value in column.tolist()], bool)
 
 
 def _k_core(columns: dict[str, np.ndarray], user: str, item: str, least_user: int, least_item: int) -> dict[str, Any]:
