@@ -19,6 +19,7 @@ from tests.terminals import real_terminal
 from trainer.checkpoint.folder_lock import claim
 from trainer.experiment.cli import main
 from trainer.experiment.runs.run_folder import Run
+from trainer.report.run_data import read_record
 
 ROOT = Path(__file__).parents[3]
 DATA = """
@@ -188,6 +189,18 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(finished, capsys):
 
 
 @pytest.mark.long
+def test_a_learning_rate_that_is_set_when_a_run_is_resumed_is_that_of_the_training(finished):
+    """The snapshot holds the one before."""
+    slower = Path("runs/slower")
+    shutil.copytree(finished, slower)
+    rate = ["--set", "optimizer.init_args.learning_rate=1e-3"]
+    for epochs, options in ((3, rate), (4, []), (5, ["--set", "optimizer.init_args={learning_rate: 2e-3}"])):
+        assert main(["fit", "--resume", str(slower), "--set", f"fit.epochs={epochs}", *options]) == 0
+    rates = read_record(slower / "record.jsonl").series["train/learning_rate"]
+    by_step = dict(zip(rates.steps, rates.values, strict=True))
+    assert [by_step[19 * epoch] for epoch in range(1, 6)] == pytest.approx([3e-2, 3e-2, 1e-3, 1e-3, 2e-3])
+
+
 def test_runs_are_listed_and_any_number_of_them_compared(finished, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     for name, rate in (("slow", 0.001), ("fast", 0.1)):

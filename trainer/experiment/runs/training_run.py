@@ -127,6 +127,8 @@ def _train_in(
     else:
         run_dir = run_folder.scratch_folder()  # all ranks write records, but only those of rank 0 are kept
     seconds_before, resumed = 0.0, None
+    if resume:
+        callbacks.append(_GivenValues(config, trainer.optimizer))
     if resume and group.is_main:
         seconds_before = run_folder.seconds_before(run_dir)
         resumed = _ResumeRecord(config, seconds_before)
@@ -193,6 +195,34 @@ def _drift(experiment: Experiment, split: str) -> dict[str, float]:
     except TrainerError as error:
         logger.info("drift of data.%s is not known: %s", split, error)
         return {}
+
+
+class _GivenValues(Callback):
+    """Keeps the optimizer's values that the overrides of a resume give.
+
+    Some are parameters, such as the learning rate, which the snapshot replaces.
+    """
+
+    order = -30
+
+    def __init__(self, config: ExperimentConfig, optimizer: Any) -> None:
+        from mindspore import Parameter, nn
+
+        paths = [override.partition("=")[0].strip().split(".") for override in config.overrides]
+        arguments = {} if config.optimizer is None else config.optimizer.init_args
+        names = [name for path in paths if path[0] == "optimizer" for name in path[2:3] or arguments]
+        found = [getattr(optimizer, name, None) for name in names]
+        found += [group.get(name) for group in getattr(optimizer, "param_groups", ()) for name in names]
+        cells = [cell for cell in found if isinstance(cell, nn.Cell)]  # the values of a schedule
+        parameters = [p for p in found if isinstance(p, Parameter)] + [p for c in cells for p in c.get_parameters()]
+        self._values = [(parameter, parameter.asnumpy().copy()) for parameter in parameters]
+
+    def on_train_begin(self, trainer: Trainer) -> None:
+        """Assign the values again, after the snapshot was restored."""
+        from mindspore import Tensor, ops
+
+        for parameter, value in self._values:
+            ops.assign(parameter, Tensor(value))
 
 
 class _ResumeRecord(Callback):
