@@ -56,6 +56,7 @@ class Trainer(Protocol):
     accumulate: int
     precision: Any
     step_options: Any
+    reports_overflow: bool
     sink_mode: str
 
     @property

@@ -335,7 +335,7 @@ def _net_outputs(trainer: Trainer, outputs: Any) -> Any:
     loss = Tensor(outputs.loss, mstype.float32)
     if outputs.returned is not None and outputs.returned.size > 1:
         return loss, outputs.returned
-    if trainer.loss_scale is None:
+    if not trainer.reports_overflow:
         return loss
     overflow = trainer.read_counters()["consecutive"] > 0
     return loss, Tensor(overflow, mstype.bool_), Tensor(trainer.loss_scale, mstype.float32)

@@ -4,11 +4,12 @@ import re
 
 import numpy as np
 import pytest
-from mindspore import Tensor, load_checkpoint
+from mindspore import Tensor, amp, load_checkpoint, nn
 from mindspore import train as ms
 from mindspore.dataset import NumpySlicesDataset
 
 from callbacks import LambdaCallback, adapt
+from trainer import Trainer
 
 
 class Recorder(ms.Callback):
@@ -224,3 +225,21 @@ def test_lambda_callback_and_learning_rate_scheduler(fit):
 def test_a_metric_that_is_not_produced_is_refused_under_the_name_it_has_here(fit):
     with pytest.raises(ValueError, match=r"EarlyStopping\(monitor='val_acu'\).*did you mean 'val_auc'"):
         fit(ms.EarlyStopping("acu"))
+
+
+class Outputs(ms.Callback):
+    def on_train_step_end(self, run_context):
+        self.outputs = run_context.original_args().net_outputs
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_steps_return_overflow_and_scale_where_mindspores_would(drops):
+    network, seen = nn.Dense(2, 1), Outputs()
+    optimizer = nn.Momentum(network.trainable_params(), 0.1, 0.9, loss_scale=1 if drops else 128)
+    manager = amp.FixedLossScaleManager(128, drop_overflow_update=drops)
+    trainer = Trainer(network, nn.MSELoss(), optimizer, loss_scale_manager=manager)
+    rows = np.ones((4, 2), np.float32), np.ones((4, 1), np.float32)
+    trainer.fit(rows, batch_size=4, callbacks=[seen])
+    loss = seen.outputs[0] if drops else seen.outputs  # TrainOneStepWithLossScaleCell, TrainOneStepCell
+    assert isinstance(loss, Tensor)
+    assert not drops or (not seen.outputs[1], seen.outputs[2].item()) == (True, 128)

@@ -208,6 +208,14 @@ def make_scaler(loss_scale: Any, precision: Precision) -> amp.LossScaler | None:
     refuse("loss_scale", f"{wanted}, a FixedLossScaleManager or a DynamicLossScaleManager", loss_scale)
 
 
+def reports_overflow(loss_scale: Any) -> bool:
+    """Return whether MindSpore's training cell with this scale reports overflows.
+
+    It returns loss, overflow and scale then, and else the loss alone.
+    """
+    return not isinstance(loss_scale, amp.FixedLossScaleManager) or loss_scale.get_drop_overflow_update()
+
+
 class AllFinite(nn.Cell):
     """Checks whether all entries of some tensors are finite.
 

@@ -119,6 +119,7 @@ class TrainedNetwork:
                 loss_scale=loss_scale,
             )
         self.scaler = precision.make_scaler(loss_scale, self.precision)
+        self.reports_overflow = self.scaler is not None and precision.reports_overflow(loss_scale)
         if exact_resume:
             replace_dropout(network, self.seed)
         for_one_core = network_checks.check_deterministic(network, deterministic, self.compiled, self.precision.lowers)
