@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -156,6 +156,16 @@ class RawTable(RawData):
             DataError: the data have no declared column, or columns of different lengths.
         """
         columns = self._columns(schema)
+        for name, values in columns.items():
+            if (
+                isinstance(values, str | bytes | Mapping | Set)
+                or not hasattr(values, "__len__")
+                or _is_zero_dim(values)
+            ):
+                raise DataError(
+                    f"column {name!r} is a {type(values).__name__}; give each column a list or an array with a value "
+                    "for each row, or all columns the value of one row"
+                )
         sizes = {name: len(values) for name, values in columns.items()}
         if not sizes:
             raise DataError(f"the data have none of the declared columns {list(schema.fields)}")
@@ -182,9 +192,15 @@ def is_table(data: Any) -> bool:
     return is_frame(data)
 
 
+def _is_zero_dim(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and not value.ndim
+
+
 def _is_single(value: Any, column: Column) -> bool | None:
     """Return whether a value is of one row, not a whole column; None if unclear."""
     if value is None or np.isscalar(value) or isinstance(value, Mapping) or not hasattr(value, "__len__"):
+        return True
+    if _is_zero_dim(value):
         return True
     if not column.shape or not isinstance(value, list | tuple | np.ndarray):
         return False
@@ -211,7 +227,8 @@ def _to_array(values: Any, column: Column) -> Any:
         return arrow.plain(values, column)
     if isinstance(values, Sequence):
         return list(values)
-    return np.asarray(values)
+    array = np.asarray(values)
+    return array if array.ndim else list(values)
 
 
 def _from_pandas(values: Any, column: Column) -> Any:

@@ -210,6 +210,16 @@ def test_arguments_may_be_numpy_values():
     assert np.array_equal(again.transform(rows)["ids"], ids)
 
 
+@pytest.mark.parametrize("city", ["ab", 1.0, None, {"a", "b"}, np.array("ab"), iter("ab")])
+def test_a_single_value_beside_columns_of_rows_is_named(city):
+    """A text of as many letters as there are rows would be a letter for each."""
+    with pytest.raises(DataError, match=r"column 'city' is a .* a value for each row"):
+        Features([Numeric("x"), Categorical("city")]).transform({"x": [1.0, 2.0], "city": city})
+    one = {"x": np.array(1.0), "city": "ab"}
+    assert Features([Numeric("x")]).transform(one)["numbers"].tolist() == [[1]]
+    assert Features([Numeric("x")]).transform({"x": {"a": 1, "b": 2}.values()})["numbers"].tolist() == [[1], [2]]
+
+
 def test_a_function_that_changes_its_argument_changes_no_other_feature():
     def filled(x):
         x[np.isnan(x)] = 7
