@@ -39,6 +39,12 @@ def test_mappings_are_merged_and_everything_else_is_replaced(write):
     assert "extends" not in config.to_dict()
 
 
+def test_arguments_are_given_to_a_class_that_the_base_names_alone(write):
+    """As by --set loss.init_args.reduction=sum."""
+    config = load_config(write("over.yaml", "extends: base.yaml\nloss: {init_args: {reduction: sum}}\n"))
+    assert (config.loss.class_path, config.loss.init_args) == ("mindspore.nn.MSELoss", {"reduction": "sum"})
+
+
 def test_arguments_are_merged_unless_the_class_is_another(write):
     same = load_config(write("same.yaml", "extends: base.yaml\noptimizer: {init_args: {learning_rate: 0.2}}\n"))
     assert same.optimizer.init_args == {"learning_rate": 0.2, "weight_decay": 0.5}

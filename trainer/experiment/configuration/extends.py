@@ -52,7 +52,9 @@ def read_extended(path: Path, above: tuple[Path, ...] = ()) -> Tree:
 
 
 def _merged(base: Any, override: Any) -> Any:
-    """Return the plain value `base`, overridden by `over`."""
+    """Return the plain value `base`, overridden by `override`."""
+    if isinstance(base, str) and isinstance(override, dict) and override.keys() == {"init_args"}:
+        base = {"class_path": base}  # a bare class path is shorthand for a mapping with only that key
     if not isinstance(base, dict) or not isinstance(override, dict):
         return override
     if any(override.get(key) is not None and override[key] != base.get(key) for key in _TYPE_KEYS):
