@@ -255,3 +255,23 @@ def test_weights_are_back_for_the_hooks_that_follow_a_validation_that_was_interr
         fit(trainer, EMA(0.9), observer, valid_dataset=DATA)
     for name, value in seen["trained"].items():
         np.testing.assert_array_equal(seen["after"][name], value, err_msg=name)
+
+
+def test_a_rollback_goes_back_to_the_averages_of_the_snapshot(tmp_path):
+    trainer, seen = make(), {}
+    rows = {name: column.copy() for name, column in DATA.items()}
+    rows["x"][24:32] = np.nan  # the steps 7 and 8, where the weights are already far away
+
+    def diverge(trainer):
+        seen[trainer.state.progress.global_step] = averages(trainer)
+        if trainer.state.progress.global_step == 5:
+            trainer.network[2].weight.asnumpy()[...] = 1e6
+
+    saver, skipping = ModelCheckpoint(tmp_path, every=4), SkipNonFinite(max_consecutive=2, every=1)
+    observer = LambdaCallback(on_train_step_end=diverge, order=-1)
+    undone = LambdaCallback(on_checkpoint=lambda trainer: seen.update(last=averages(trainer)))
+    callbacks = [EMA(0.9), saver, observer, skipping, undone]
+    trainer.fit(rows, 1, batch_size=4, sink_size=1, shuffle=False, max_steps=8, callbacks=callbacks)
+    assert skipping.skipped[-1]["step"] == 8
+    for name, value in seen[4].items():
+        np.testing.assert_array_equal(seen["last"][name], value, err_msg=name)

@@ -239,6 +239,17 @@ def part_states(snapshot: Snapshot, name: str) -> list[dict[str, Any]]:
     return states
 
 
+def restore_averages(content: Content, snapshot: Snapshot) -> None:
+    """Restore the averages of the weights, if any; without saved ones, begin anew."""
+    averages: Any = content.parts.get("averages")  # a `WeightAverage`
+    if averages is not None:
+        states = part_states(snapshot, "averages")
+        if states:
+            averages.load_state_dict(states[-1])
+        else:
+            averages.restart()
+
+
 def with_averages(groups: Mapping[str, Mapping[str, Any]], snapshot: Snapshot) -> dict[str, Mapping[str, Any]]:
     """Return a snapshot's tensor groups; weight averages, if any, replace the weights."""
     states = part_states(snapshot, "averages")

@@ -337,6 +337,7 @@ class Saver:
         accumulation = content.accumulation
         capture.assign((parameter, value) for parameter, value in tensors if parameter is not accumulation.count)
         accumulation.clear(keep_count=True)
+        capture.restore_averages(content, snapshot)
 
 
 def groups_of(snapshot: Snapshot) -> dict[str, Mapping[str, Any]]:
