@@ -9,7 +9,7 @@ from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mindspore import Tensor, nn
+from mindspore import Parameter, Tensor, nn
 from mindspore import dtype as mstype
 
 from ..data.batch_sizes import RowFilling
@@ -17,12 +17,17 @@ from ..data.chunk import Chunk
 from ..data.ragged import ListTypes
 from ..embedding.layers.embedding_cells import reads_ids
 from ..errors import ConfigurationError
-from ..mindspore_internals.cell_structure import moving_statistics, patched_overflow_status, share_parameters
+from ..mindspore_internals.cell_structure import (
+    moving_statistics,
+    parameters_of,
+    patched_overflow_status,
+    share_parameters,
+)
 from ..mindspore_internals.compilation import count_programs, drop_programs, release_with_owner
 from ..mindspore_internals.cpu_kernels import limit_for_convolutions
 from ..mindspore_internals.device import claim_training
 from ..mindspore_internals.execution import eager_mode
-from ..mindspore_internals.shared_memory import overwrite
+from ..mindspore_internals.shared_memory import addresses_of, overwrite
 from ..state import StepOutputs
 from .accumulation import OpenAccumulation
 from .averaging import WeightAverage
@@ -76,6 +81,7 @@ class StepBuilder:
     _frozen: dict[int, TrainStep] = field(default_factory=dict)
     _single: dict[int, OneStep] = field(default_factory=dict)
     _sunk: dict[tuple[Any, ...], SunkSteps] = field(default_factory=dict)
+    _addresses: list[int] = field(default_factory=list)  # of the trained parameters after the latest training
 
     def __post_init__(self, eval_network: nn.Cell | None) -> None:
         network = self.network
@@ -126,12 +132,17 @@ class StepBuilder:
         return training + self.padded.programs + self.inference.programs
 
     def train_step(self, options: StepOptions) -> TrainStep | CustomStep:
-        """Return the cell that trains one batch; rebuild it if options or tables changed."""
+        """Return the cell that trains one batch.
+
+        It is rebuilt if options or tables changed, or if parameters were replaced, as by `load_param_into_net`.
+        """
         options = dataclasses.replace(options, keep_predictions=False)  # the step always returns predictions
         previous = self.step
         same_tables = not isinstance(previous, TrainStep) or previous.tables is self.tables
-        if previous is not None and options == self._step_options and same_tables:
+        same_memory = not self._addresses or self._addresses == addresses_of(self._trained_parameters())
+        if previous is not None and options == self._step_options and same_tables and same_memory:
             return previous
+        self._addresses = []
         if self.optimizer is None:
             if self.loss_fn is not None:
                 raise ConfigurationError("fit: the loss_fn was given without an optimizer; pass optimizer= as well")
@@ -351,4 +362,10 @@ class StepBuilder:
         """Set training mode; restore the network's own modes on exit."""
         with patched_overflow_status(self.network if self.optimizer is None else None), preserve_modes(self.network):
             (self.step or self.network).set_train(True)
-            yield
+            try:
+                yield
+            finally:
+                self._addresses = addresses_of(self._trained_parameters())
+
+    def _trained_parameters(self) -> list[Parameter]:
+        return [part for cell in (self.network, self.optimizer) if cell is not None for part in parameters_of(cell)]

@@ -8,6 +8,7 @@ use, as long as the parameter keeps its shape. `views_are_live` tests this once.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
 import numpy as np
 from mindspore import Parameter, Tensor, ops
@@ -92,6 +93,15 @@ class HostMirror:
         if not self.live:
             self._array[...] = self.parameter.asnumpy()
         return self._array
+
+
+def addresses_of(parameters: Iterable[Parameter]) -> list[int]:
+    """Return where the values of parameters are in memory.
+
+    `Parameter.set_data` gives a parameter other memory. A compiled program that contains a branch or a loop reads the
+    new value and writes to the old memory, so that a training has no effect.
+    """
+    return [parameter.data_ptr() for parameter in parameters]
 
 
 def overwrite(parameter: Parameter, value: np.ndarray) -> None:

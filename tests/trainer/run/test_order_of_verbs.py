@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from mindspore import Tensor, nn, ops
+from mindspore import Parameter, Tensor, load_param_into_net, nn, ops
 
 from callbacks import SkipNonFinite
 from trainer import Trainer
@@ -98,3 +98,17 @@ def test_tables_that_were_loaded_and_not_yet_attached_are_not_saved_away(tmp_pat
     trainer.load(tmp_path)
     with pytest.raises(CheckpointError, match="call fit, evaluate or predict first"):
         trainer.save(tmp_path / "again")
+
+
+@pytest.mark.parametrize(("sink_size", "accumulate"), [(2, 1), (1, 2)])
+def test_a_training_after_parameters_were_replaced_trains_these(sink_size, accumulate):
+    """MindSpore's `load_param_into_net` gives parameters other memory, to which compiled loops do not write."""
+    net = nn.Dense(4, 1, weight_init=Tensor(WEIGHTS), bias_init="zeros")
+    optimizer = nn.SGD(net.trainable_params(), 0.1)
+    trainer, found = Trainer(net, nn.MSELoss(), optimizer, gradient_accumulation_steps=accumulate), []
+    for _ in range(3):
+        parameters = {"weight": Parameter(WEIGHTS), "bias": Parameter(np.zeros(1, np.float32))}
+        assert load_param_into_net(net, parameters) == ([], [])
+        trainer.fit(DENSE, callbacks=[], sink_size=sink_size)
+        found.append(net.weight.asnumpy().tolist())
+    assert found[0] == found[1] == found[2] != WEIGHTS.tolist()
