@@ -96,6 +96,22 @@ def test_vectors_that_do_not_fit_are_refused(vectors, options, message):
         Embedding.from_pretrained(vectors, **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"admission": 3}, "admission takes MinSightings, Probability or None; received 3"),
+        ({"eviction": {"ttl": 3}}, "eviction takes Eviction, 'lru', 'lfu' or None; received {'ttl': 3}"),
+        ({"scale": "x"}, "scale takes a number >= 0"),
+        ({"padding": 0.5}, "padding takes a whole number"),
+        ({"table": "items"}, "table takes another Embedding.* received 'items'"),
+        ({"mode": "dense", "capacity": 9, "eviction": "lru"}, "mode='dense' .* no admission, eviction or path"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_refused(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Embedding(4, **options)
+
+
 class Words(nn.Cell):
     def __init__(self, trainable):
         super().__init__()

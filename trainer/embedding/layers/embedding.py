@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
-from ...checks import choice, refuse, whole
+from ...checks import choice, number, refuse, whole
 from ...errors import ConfigurationError, DataError
 from ...mindspore_internals.cell_structure import hide
 from ...mindspore_internals.shared_memory import HostMirror
@@ -129,6 +130,19 @@ class Embedding(nn.Cell):
         choice("dtype", dtype, DTYPES)
         if optimizer is not None and not isinstance(optimizer, RowOptimizer):
             refuse("optimizer", "a RowOptimizer (RowAdam, RowAdagrad, RowFTRL, RowSGD) or None", optimizer)
+        if admission is not None and not isinstance(admission, MinSightings | Probability):
+            refuse("admission", "MinSightings, Probability or None", admission)
+        if eviction is not None and not isinstance(eviction, Eviction | str):
+            refuse("eviction", "Eviction, 'lru', 'lfu' or None", eviction)
+        number("scale", scale, minimum=0, below=math.inf)
+        whole("padding", padding, -(2**63), maximum=2**63 - 1, optional=True)
+        if table is not None and not isinstance(table, Embedding):
+            refuse("table", "another Embedding, whose table is shared, or None", table)
+        if mode == "dense" and table is None and (admission, eviction, path) != (None, None, None):
+            raise ConfigurationError(
+                "mode='dense' makes an ordinary parameter, which has no admission, eviction or path; received "
+                f"admission={admission!r}, eviction={eviction!r}, path={path!r}; mode='sparse' takes them"
+            )
         if table is not None and table.dim != dim:
             raise ConfigurationError(f"dim must be that of the shared table, {table.dim}; received {dim}")
         if table is not None and dtype not in ("float32", table.spec.dtype):
