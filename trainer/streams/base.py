@@ -49,6 +49,7 @@ class Stream:
         allow_nan: names of the columns that may hold NaN and infinite values, or True for all columns. Columns whose
             schema allows such values may hold them, too. In other columns, NaN or infinity makes a row bad.
         counts_rows: whether `poll` checks rows against the schema and counts them with `dead_letter`.
+        closed: whether `close` was called, after which no rows come.
     """
 
     schema: Schema | None = None
@@ -59,6 +60,7 @@ class Stream:
     reads_pipeline: bool = False
     sharing: Sharing = Sharing.ALONE
     counts_rows: bool = False
+    closed: bool = False
 
     @property
     def decoded(self) -> Schema | None:
@@ -180,6 +182,10 @@ class BufferedStream(Stream):
         batch = concat(self._take(max_rows))
         self._position = advance(self._position, batch)
         return batch
+
+    @property
+    def closed(self) -> bool:  # type: ignore[override]
+        return self._closed
 
     def _take(self, max_rows: int) -> list[Batch]:
         taken: list[Batch] = []

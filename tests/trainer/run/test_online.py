@@ -382,3 +382,11 @@ def test_a_source_that_is_away_when_the_training_stops_goes_back_all_the_same(ta
     stream.retrying = False
     trainer.online_train(stream, [], batch_size=16)
     assert trainer.state.progress.samples_seen == ROWS
+
+
+def test_a_stream_that_was_closed_is_named_as_such(table, tmp_path):
+    trainer = make()
+    for stream in (replay(table), IterableStream(lambda: iter([table]), event_time="time")):
+        stream.close()
+        with pytest.raises(StreamError, match=f"{type(stream).__name__} is closed.*open a new one"):
+            trainer.online_train(stream, [], batch_size=32, max_time=20.0)

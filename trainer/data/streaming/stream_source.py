@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ...errors import DataError, did_you_mean
+from ...errors import DataError, StreamError, did_you_mean
 from ...features.stream_rows import RAW
 from ...streams import Batch, DeadLetter, IterableStream, Stream, advance, concat
 from ...streams.batch import far_ahead
@@ -124,6 +124,8 @@ class StreamSource(Source):
                     self.ended = "stream_end"
                 elif self._finish_reason is not None:
                     self.ended = self._finish_reason
+                elif self.stream.closed:
+                    raise StreamError(f"{type(self.stream).__name__} is closed: no more rows come; open a new one")
                 elif self.idle_timeout is not None and idle >= self.idle_timeout:
                     self.ended = "idle"
                 elif idle >= self.flush_after and not idle_reported:

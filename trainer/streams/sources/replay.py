@@ -86,6 +86,10 @@ class ReplayStream(Stream):
     def exhausted(self) -> bool:
         return self.repeat is not None and self._pass >= self.repeat
 
+    @property
+    def closed(self) -> bool:  # type: ignore[override]
+        return self._stop.is_set()
+
     def poll(self, max_rows: int, timeout: float = 0.0) -> Batch | None:
         """Return 1 to `max_rows` rows of one pass, or None if none is due in time.
 
