@@ -14,7 +14,7 @@ from ..checks import choice, is_number, number, refuse, whole
 from ..errors import ConfigurationError
 from ..streams.formats.column import Column
 from .feature import MISSING_ROW, Feature, Kind, NumberVector, Output, RawColumns, Table, number_column, to_float32
-from .statistics import Moments, Quantiles
+from .statistics import MAX_FLOAT32, Moments, Quantiles
 
 TRANSFORMS = {
     "log1p": lambda x: np.sign(x) * np.log1p(np.abs(x)),
@@ -59,7 +59,13 @@ class Numeric(Feature):
         choice("Numeric(transform=...)", self.transform, TRANSFORMS, optional=True)
         choice("Numeric(normalize=...)", self.normalize, NORMALIZATIONS, optional=True)
         if self.missing != "mean":
-            number("Numeric(missing=...)", self.missing, what='a number or "mean"')
+            number(
+                "Numeric(missing=...)",
+                self.missing,
+                minimum=-MAX_FLOAT32,
+                maximum=MAX_FLOAT32,
+                what='"mean" or a number',
+            )
         if self.clip is not None:
             edges = self.clip if isinstance(self.clip, Sequence) and not isinstance(self.clip, str) else ()
             known = [number("Numeric(clip=...)", edge) for edge in edges if edge is not None]
@@ -257,7 +263,7 @@ class Expression(Feature):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        number("Expression(missing=...)", self.missing)
+        number("Expression(missing=...)", self.missing, minimum=-MAX_FLOAT32, maximum=MAX_FLOAT32)
         if self.column is not None or self.required:
             raise ConfigurationError("Expression takes names of columns in the expression, not column= or required=")
         self.raw()  # raises if the expression cannot be parsed

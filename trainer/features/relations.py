@@ -32,6 +32,7 @@ from .feature import (
     to_float32,
 )
 from .lists import _WORD, PADDING, POOLINGS, drop_values, split
+from .statistics import MAX_FLOAT32
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Lookup(Feature):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        number("Lookup(missing=...)", self.missing)
+        number("Lookup(missing=...)", self.missing, minimum=-MAX_FLOAT32, maximum=MAX_FLOAT32)
         for argument in ("key", "separator", "assign"):
             nonempty_text(f"Lookup({argument}=...)", getattr(self, argument))
 

@@ -17,11 +17,12 @@ from .feature import FIRST_ROW, UNSEEN_ROW, Statistic
 
 logger = logging.getLogger(__name__)
 
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
 MAX_DISTINCT = 1 << 22  # number of values that a vocabulary keeps when it drops rare ones
 
 
 class Moments(Statistic):
-    """Count, mean, variance, minimum and maximum of the finite values.
+    """Count, mean, variance, minimum and maximum of values finite in float32.
 
     Source: T. Chan, G. Golub, R. LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances",
     1979, equation 2.1.
@@ -32,7 +33,7 @@ class Moments(Statistic):
         self.minimum, self.maximum = math.inf, -math.inf
 
     def add(self, values: np.ndarray) -> None:
-        values = values[np.isfinite(values)]
+        values = values[np.abs(values) <= MAX_FLOAT32]  # the square of a larger one would not be finite
         if not len(values):
             return
         part = Moments()

@@ -179,6 +179,8 @@ def test_only_what_is_forbidden_is_set_aside(caplog, tmp_path):
         (lambda: Expression("a", expression="min(x, y, z)"), "min takes 2 arguments, received 3"),
         (lambda: Expression("a", expression="log(x, y)"), "log takes 1 argument, received 2"),
         (lambda: Expression("a", expression="where(x > 1, y)"), "where takes 3 arguments, received 2"),
+        (lambda: Numeric("a", missing=float("inf")), 'Numeric(missing=...) takes "mean" or a number'),
+        (lambda: Expression("a", expression="x + 1", missing=1e39), "Expression(missing=...) takes a number"),
         (lambda: Numeric("a", clip=(5, 1)), "Numeric(clip=...) takes (lowest, highest)"),
         (lambda: Numeric("a", clip=("a", 1)), "Numeric(clip=...) takes a number"),
         (lambda: Numeric("a", clip=(None, None)), "Numeric(clip=...) takes (lowest, highest)"),
@@ -190,6 +192,14 @@ def test_a_mistake_is_named_at_construction(declare, message):
     with pytest.raises(ConfigurationError) as error:
         declare()
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(("normalize", "mean"), [(None, 2.0), ("min_max", 0.5), ("standard", 0.0)])
+def test_values_beyond_float32_are_missing_and_no_part_of_the_mean(normalize, mean):
+    features = Features([Numeric("x", missing="mean", normalize=normalize)])
+    rows = {"x": [1.0, None, 1e200, 3.0]}
+    features.fit(rows)
+    assert features.transform(rows)["numbers"][1:3, 0].tolist() == [mean, mean]
 
 
 def test_arguments_may_be_numpy_values():
