@@ -13,7 +13,7 @@ from mindspore.common.initializer import Normal, initializer
 
 from ..checks import choice, refuse, whole
 from ..embedding.layers.embedding import Embedding
-from ..embedding.layers.embedding_group import EmbeddingBag, EmbeddingGroup
+from ..embedding.layers.embedding_group import EmbeddingBag, EmbeddingGroup, check_arguments
 from ..errors import ConfigurationError
 from .feature import Kind, NumberVector, Output, check_shared_tables
 from .features import Features
@@ -303,6 +303,7 @@ def _check_tables(features: Features, outputs: Sequence[Output]) -> None:
 def _table_options(output: Output, prefix: str, options: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a feature's table that differ from `options`."""
     table = dict(output.id_table.options or {})
+    check_arguments(f"feature {output.name!r}: an argument in options", table)
     if table.get("mode", options["mode"]) == "dense" and table.get("capacity", options.get("capacity")) is None:
         table["capacity"] = _dense_rows(output)
     if prefix and table.get("path") is not None:

@@ -5,6 +5,7 @@ import pytest
 from mindspore import nn, ops
 
 from trainer import Trainer
+from trainer.embedding import EmbeddingGroup
 from trainer.errors import ConfigurationError
 from trainer.features import Categorical, FeatureEmbedding, Features, ListFeature, Numeric, WeightedList
 
@@ -127,3 +128,11 @@ def test_features_that_share_a_table_may_be_declared_alike():
         parts = [Categorical("item", table="items", **options), ListFeature("history", table="items", **options)]
         layer = FeatureEmbedding(Features(parts), 4)
         assert layer.bags[0].spec is layer.categories.members[0].spec
+
+
+def test_a_misspelt_option_of_a_table_is_named():
+    for feature in (Categorical("item", options={"capcity": 9}), ListFeature("item", options={"capcity": 9})):
+        with pytest.raises(ConfigurationError, match=r"feature 'item': an argument in options.*mean 'capacity'"):
+            FeatureEmbedding(Features([feature]), 4)
+    with pytest.raises(ConfigurationError, match=r"argument of the table 'a'.*mean 'capacity'"):
+        EmbeddingGroup(4, {"a": {"capcity": 9}})

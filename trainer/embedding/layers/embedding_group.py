@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,15 @@ from ...checks import choice
 from ...errors import ConfigurationError
 from ...mindspore_internals.cell_structure import hide
 from .embedding import Embedding
+
+
+def check_arguments(what: str, names: Iterable[str]) -> None:
+    """Check that `names` are arguments of an `Embedding` of given `dim` and name."""
+    accepted = [
+        name for name in inspect.signature(Embedding.__init__).parameters if name not in ("self", "dim", "name")
+    ]
+    for name in names:
+        choice(what, name, accepted)
 
 
 class EmbeddingGroup(nn.Cell):
@@ -46,6 +56,7 @@ class EmbeddingGroup(nn.Cell):
             raise ConfigurationError(f"tables must have different names; received {list(tables)}")
         cells: dict[str, Embedding] = {}
         for name, override in overrides.items():
+            check_arguments(f"EmbeddingGroup: an argument of the table {name!r}", (*options, *override))
             arguments = {**options, **override, "name": name}
             if isinstance(arguments.get("table"), str):
                 shared = choice(f"EmbeddingGroup: table of {name!r}, an earlier one,", arguments["table"], list(cells))
