@@ -181,7 +181,9 @@ class Feed:
 
     def go_back(self, position: Position, trained: int) -> None:
         """Seek a stream back to `position`, after `trained` rows; close the feed first."""
-        if not self._left_behind:
+        if self._left_behind:
+            self.source.cannot_go_back(trained, "the thread that reads the source still waits for it")
+        else:
             self.source.go_back(position, trained)
 
     def _read_chunks(self, position: Position, max_steps: int | None, step: int, read_number: int) -> Generator[Chunk]:
@@ -269,8 +271,7 @@ class Feed:
                 yield group, False
                 group = []
             if limit is not None and taken >= limit:
-                # The limit lies inside the epoch, so yield the group without this batch.
-                break
+                break  # the limit lies inside the epoch: yield the group without this batch
             if not group:
                 size = max_batches(taken)
             group.append(item)

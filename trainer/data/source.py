@@ -108,6 +108,9 @@ class Source:
     def go_back(self, position: Position, trained: int) -> None:
         """Seek to `position`, from which the next call continues."""
 
+    def cannot_go_back(self, trained: int, reason: object) -> None:
+        """Warn of rows that were read but not among the `trained` ones."""
+
     def joint_position(self, position: Position) -> Position:
         """Return the joint position of all processes for a snapshot; a collective call."""
         return self.resolve(position)

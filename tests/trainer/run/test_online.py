@@ -390,3 +390,19 @@ def test_a_stream_that_was_closed_is_named_as_such(table, tmp_path):
         stream.close()
         with pytest.raises(StreamError, match=f"{type(stream).__name__} is closed.*open a new one"):
             trainer.online_train(stream, [], batch_size=32, max_time=20.0)
+
+
+def test_rows_read_ahead_by_a_thread_that_still_waits_are_warned_of(table, caplog, monkeypatch):
+    monkeypatch.setattr("trainer.data.waiting.JOIN_SECONDS", 0.1)
+    release = threading.Event()
+
+    class Blocking(ReplayStream):
+        def poll(self, max_rows, timeout=0.0):
+            return super().poll(max_rows, timeout) if self.position()["table"][1] < 64 else release.wait(20) and None
+
+    trainer = make()
+    stop = LambdaCallback(on_train_step_end=lambda t: t.stop("enough"))
+    trainer.online_train(Blocking(table, event_time="time"), [stop], batch_size=32)
+    release.set()
+    assert "32 rows were read ahead but not trained on, and the next call starts after them" in caplog.text
+    assert "still waits" in caplog.text

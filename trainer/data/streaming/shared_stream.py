@@ -110,6 +110,9 @@ class SharedStream(LockstepSource):
         if not self._left_behind:
             self.source.go_back(position, trained)
 
+    def cannot_go_back(self, trained: int, reason: object) -> None:
+        self.source.cannot_go_back(trained, reason)
+
     def _try_peek(self) -> tuple[Columns | None, bool]:
         columns = self.source.try_peek()
         return columns, columns is None and self.stream.exhausted

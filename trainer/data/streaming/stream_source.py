@@ -197,13 +197,14 @@ class StreamSource(Source):
             if self.stream.retrying or state != self.stream.position():
                 self.stream.seek(self.stream.resolve(state))
         except Exception as error:  # any: it would hide the one that ended the run
-            read = self._read_rows + (0 if self._peeked is None else self._peeked.rows)
-            if read > trained:
-                logger.warning(
-                    "%d rows were read ahead but not trained on, and the next call starts after them: %s",
-                    read - trained,
-                    error,
-                )
+            self.cannot_go_back(trained, error)
+
+    def cannot_go_back(self, trained: int, reason: object) -> None:
+        unread = self._read_rows + (0 if self._peeked is None else self._peeked.rows) - trained
+        if unread > 0 and not self.restarts:
+            logger.warning(
+                "%d rows were read ahead but not trained on, and the next call starts after them: %s", unread, reason
+            )
 
     def finish(self, reason: str) -> None:
         """Let `batches`, on another thread, yield its remaining rows and end when idle."""
