@@ -36,6 +36,18 @@ def test_an_exception_keeps_its_type_and_names_callback_and_hook():
     assert (raised.value.failed_callback, raised.value.failed_hook) == ("Broken", "on_train_begin")
 
 
+def test_a_hook_that_fails_while_a_failure_is_handled_is_logged(fit, caplog):
+    """The error that ended the run is raised; that of the hook would go unseen."""
+
+    class Notify(Callback):
+        def on_exception(self, trainer):
+            raise ConnectionError("no chat")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        fit(Notify(), fail_at=2)
+    assert "Notify.on_exception failed: ConnectionError: no chat" in caplog.text
+
+
 def test_teardown_reaches_everyone_even_when_some_raise():
     reached = []
 

@@ -311,12 +311,17 @@ def report_drift(trainer: TrainerBase, drift: dict[str, Any]) -> None:
 
 
 def report_failure(trainer: TrainerBase, error: BaseException) -> None:
-    """Record the exception and call every `on_exception`."""
+    """Record the exception and call every `on_exception`; log failures."""
     trainer.state.exception = error
-    trainer.callbacks.call_all("on_exception", trainer)
+    _call_all("on_exception", trainer)
 
 
 def teardown(trainer: TrainerBase) -> None:
     """Call every `teardown`; log failures."""
-    for error in trainer.callbacks.call_all("teardown", trainer):
-        logger.error("teardown failed: %s", error)
+    _call_all("teardown", trainer)
+
+
+def _call_all(hook: str, trainer: TrainerBase) -> None:
+    for error in trainer.callbacks.call_all(hook, trainer):
+        name = getattr(error, "failed_callback", "a callback")
+        logger.error("%s.%s failed: %s: %s", name, hook, type(error).__name__, error)
