@@ -305,3 +305,9 @@ def test_a_bag_with_offsets_shares_its_table_with_another_column(sink_size):
         found.append((trainer.read_tables()["items"]["rows"], trainer.predict(data, batch_size=5)))
     assert found[0][0] == found[1][0] == len(np.unique(np.concatenate([*lists, items])))
     np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-5, atol=1e-7)
+
+
+def test_a_small_table_with_a_file_is_kept_in_the_file(tmp_path):
+    """A dense parameter has no file, so mode "auto" takes a sparse table."""
+    assert not Embedding(4, 100, path=tmp_path / "rows").is_dense
+    assert Embedding(4, 100).is_dense

@@ -64,8 +64,8 @@ class Embedding(nn.Cell):
 
     Args:
         dim: length of a vector.
-        capacity: maximum number of ids with their own row; None grows on demand. Up to 10**6, without admission and
-            eviction, mode "auto" takes an ordinary dense float32 parameter [capacity, dim] indexed by ids 0 to
+        capacity: maximum number of ids with their own row; None grows on demand. Up to 10**6, without admission,
+            eviction and path, mode "auto" takes an ordinary dense float32 parameter [capacity, dim] indexed by ids 0 to
             capacity - 1, because updating all of its rows costs less (measured).
         name: unique name of the table in snapshots; by default the attribute path of the cell in the network.
         column: name of the input column that this cell reads, where tracing the network cannot find it.
@@ -174,8 +174,9 @@ class Embedding(nn.Cell):
         self.padding = spec.padding or 0
         if eviction is not None and eviction.when_full is not None and capacity is None and eviction.ttl is None:
             raise ConfigurationError(f"eviction {eviction.when_full!r} needs a capacity; received capacity=None")
-        fits_dense = capacity is not None and capacity <= DENSE_ROWS and spec.admission is None and eviction is None
-        self.is_dense = mode == "dense" or (mode == "auto" and fits_dense and spec.dtype == "float32")
+        needs_sparse = (spec.admission, eviction, spec.path) != (None, None, None) or spec.dtype != "float32"
+        fits_dense = capacity is not None and capacity <= DENSE_ROWS and not needs_sparse
+        self.is_dense = mode == "dense" or (mode == "auto" and fits_dense)
         if self.is_dense and spec.dtype != "float32":
             raise ConfigurationError(
                 f"dtype={spec.dtype!r} needs mode='sparse' or 'auto', because a dense table is a float32 parameter; "
