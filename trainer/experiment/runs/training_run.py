@@ -208,13 +208,15 @@ class _GivenValues(Callback):
     def __init__(self, config: ExperimentConfig, optimizer: Any) -> None:
         from mindspore import Parameter, nn
 
+        from ...mindspore_internals.cell_structure import parameters_of
+
         paths = [override.partition("=")[0].strip().split(".") for override in config.overrides]
         arguments = {} if config.optimizer is None else config.optimizer.init_args
         names = [name for path in paths if path[0] == "optimizer" for name in path[2:3] or arguments]
         found = [getattr(optimizer, name, None) for name in names]
         found += [group.get(name) for group in getattr(optimizer, "param_groups", ()) for name in names]
         cells = [cell for cell in found if isinstance(cell, nn.Cell)]  # the values of a schedule
-        parameters = [p for p in found if isinstance(p, Parameter)] + [p for c in cells for p in c.get_parameters()]
+        parameters = [p for p in found if isinstance(p, Parameter)] + [p for c in cells for p in parameters_of(c)]
         self._values = [(parameter, parameter.asnumpy().copy()) for parameter in parameters]
 
     def on_train_begin(self, trainer: Trainer) -> None:
