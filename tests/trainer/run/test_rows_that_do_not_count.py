@@ -6,6 +6,7 @@ import pytest
 from mindspore import Tensor, nn
 
 from callbacks import TerminateOnNaN
+from tests.trainer.run.networks import OneNumber
 from trainer import MultiTaskLoss, Trainer
 from trainer.features import Features, Numeric
 
@@ -78,15 +79,6 @@ def test_a_binary_label_of_two_classes_may_be_ignored():
     assert "calibrated_calibration" not in trainer.evaluate((X, labels))  # too few rows
 
 
-class OfNumbers(nn.Cell):
-    def __init__(self):
-        super().__init__()
-        self.dense = nn.Dense(1, 1, weight_init="ones", bias_init="zeros")
-
-    def construct(self, numbers):
-        return self.dense(numbers).reshape(-1)
-
-
 NAMES = {nn.BCEWithLogitsLoss: ["accuracy", "auc", "log_loss", "binary"], nn.MSELoss: ["mae", "rmse", "bias", "r2"]}
 
 
@@ -97,7 +89,7 @@ def test_the_label_of_a_row_of_weight_0_may_be_missing(kind, tasks):
     label = (X[:, 1] > 0).astype(np.float32)
     results = {}
     for value in (np.nan, 0):
-        network, features = OfNumbers(), Features([Numeric("x")], label="y", weight="w")
+        network, features = OneNumber(), Features([Numeric("x")], label="y", weight="w")
         loss = MultiTaskLoss({"y": kind()}) if tasks else kind()
         trainer = Trainer(network, loss, nn.SGD(network.trainable_params(), 0.1), NAMES[kind], features=features)
         rows = (X[:, :1], np.where(weight > 0, label, value).astype(np.float32), weight)
@@ -109,7 +101,7 @@ def test_the_label_of_a_row_of_weight_0_may_be_missing(kind, tasks):
 
 def test_a_prediction_of_a_row_of_weight_0_may_be_nan():
     weight = (np.arange(40) % 3 > 0).astype(np.float32)
-    network, features = OfNumbers(), Features([Numeric("x")], label="y", weight="w")
+    network, features = OneNumber(), Features([Numeric("x")], label="y", weight="w")
     trainer = Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.1), ["mae"], features=features)
     expected = trainer.evaluate((X[:, :1], X[:, 1], weight), batch_size=16)
     x = np.where(weight[:, None] > 0, X[:, :1], np.nan).astype(np.float32)

@@ -6,6 +6,7 @@ from mindspore import nn
 from sklearn.datasets import load_breast_cancer
 from sklearn.metrics import roc_auc_score
 
+from tests.trainer.run.networks import OneNumber
 from trainer import MultiTaskLoss, Trainer
 from trainer.errors import DataError
 from trainer.features import Features, Numeric
@@ -103,20 +104,11 @@ def test_logits_between_0_and_1_are_not_taken_for_probabilities(table, tasks):
     assert windows[f"window{of}_calibration"] == pytest.approx(0.5 / half)
 
 
-class OfNumbers(nn.Cell):
-    def __init__(self):
-        super().__init__()
-        self.dense = nn.Dense(1, 1, weight_init="ones", bias_init="zeros")
-
-    def construct(self, numbers):
-        return self.dense(numbers).reshape(-1)
-
-
 def test_metrics_weigh_rows_of_arrays_without_names_too():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(2, 40)).astype(np.float32)
     weight = rng.random(40).astype(np.float32)
-    network, features = OfNumbers(), Features([Numeric("x")], label="y", weight="w")
+    network, features = OneNumber(), Features([Numeric("x")], label="y", weight="w")
     optimizer = nn.SGD(network.trainable_params(), 0.0)
     trainer = Trainer(network, nn.MSELoss(), optimizer, metrics={"mae"}, features=features)
     expected = pytest.approx((weight * np.abs(x - y)).sum() / weight.sum(), rel=1e-5)

@@ -225,8 +225,9 @@ def _is_missing(column: np.ndarray) -> np.ndarray:
     """Return where a column holds None or NaN, bool [rows]."""
     if column.dtype.kind == "f":
         return np.isnan(column)
-    is_object = column.dtype.kind == "O"
-    return np.array([is_object and (value is None or value != value) for value in column.tolist()], bool)
+    if column.dtype.kind != "O":
+        return np.zeros(len(column), bool)
+    return np.fromiter((value is None or value != value for value in column), bool, len(column))
 
 
 def _k_core(columns: dict[str, np.ndarray], user: str, item: str, least_user: int, least_item: int) -> dict[str, Any]:

@@ -90,7 +90,8 @@ def newest_run(preferred: Path, experiment: str) -> Path | None:
         is_first = folder.name == preferred.name
         if is_first or (name == preferred.name and number.isdecimal()):
             folders.append((1 if is_first else int(number), folder))
-    return max((entry for entry in folders if _experiment_of(entry[1]) == experiment), default=(0, None))[1]
+    newest_first = (folder for _, folder in sorted(folders, reverse=True))
+    return next((folder for folder in newest_first if _experiment_of(folder) == experiment), None)
 
 
 def _experiment_of(folder: Path) -> Any:
