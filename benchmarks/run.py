@@ -279,7 +279,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
                 rows.append((f"{result['title']}: {ratio.ours} / {ratio.other}", found, ratio.goal))
     if not rows:
         return
-    figure, axes = plt.subplots(figsize=(9, 0.8 + 0.28 * len(rows)), dpi=150)
+    figure, axes = plt.subplots(figsize=(11, 0.8 + 0.18 * len(rows)), dpi=120)
     for place, (_, (middle, low, high), goal) in enumerate(reversed(rows)):
         color = "tab:gray" if goal is None else "tab:green" if middle <= goal else "tab:red"
         axes.errorbar(middle, place, xerr=[[middle - low], [high - middle]], fmt="o", color=color, markersize=4)
@@ -288,7 +288,8 @@ def draw(report: dict[str, Any], path: Path) -> None:
     axes.set_yticks(range(len(rows)), [name for name, _, _ in reversed(rows)], fontsize=6)
     axes.axvline(1.0, color="lightgray", linewidth=1)
     axes.set_xscale("log")
-    axes.set_xlabel("time of ours / time of the other (median and quartiles; | goal)")
+    axes.margins(y=0.01)
+    axes.set_xlabel("time of ours / time of the other (median and quartiles; | goal)", loc="right")
     figure.tight_layout()
     figure.savefig(path)
 
