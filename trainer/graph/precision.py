@@ -163,7 +163,7 @@ def convert(network: nn.Cell, precision: Precision) -> None:
 
 def _lower_listed(network: nn.Cell, precision: Precision) -> None:
     for name, cell in list(children_of(network).items()):
-        if isinstance(cell, RECURRENT):
+        if isinstance(cell, (*RECURRENT, CastOutput)):
             continue
         if isinstance(cell, precision.white_list):
             cell.to_float(precision.dtype)
@@ -176,6 +176,8 @@ def _lower_listed(network: nn.Cell, precision: Precision) -> None:
 
 def _keep_listed(network: nn.Cell, keep: tuple[type[nn.Cell], ...], dtype: Any) -> None:
     for name, cell in list(children_of(network).items()):
+        if isinstance(cell, CastOutput):  # of a network that has several names
+            continue
         if isinstance(cell, keep):
             cell.to_float(mstype.float32)
             replace_child(network, name, CastOutput(cell, dtype))

@@ -32,8 +32,8 @@ def cells_and_names(root: nn.Cell) -> Iterator[tuple[str, nn.Cell]]:
 
 
 def children_of(cell: nn.Cell) -> dict[str, nn.Cell]:
-    """Return the direct children of a cell by attribute name."""
-    return nn.Cell.name_cells(cell)
+    """Return the direct children of a cell by name; one cell may have several names."""
+    return {name: child for name, child in vars(cell)["_cells"].items() if child is not None}
 
 
 def parameters_of(root: nn.Cell) -> list[Parameter]:

@@ -10,6 +10,7 @@ from mindspore import dtype as mstype
 from trainer import Trainer
 from trainer.errors import ConfigurationError
 from trainer.graph import precision
+from trainer.graph.dropout import repeatable
 from trainer.graph.graph_call import GraphCall
 from trainer.graph.precision import AllFinite
 
@@ -280,3 +281,15 @@ def test_large_numbers_are_finite(all_finite):
 
 def test_what_else_has_to_be_true_counts(all_finite):
     assert not all_finite(GOOD, ONE, False)
+
+
+@pytest.mark.parametrize("options", [{"amp_level": "O1"}, {"amp_level": "O2"}, {"exact_resume": True}])
+def test_a_layer_that_a_sequence_applies_twice_is_still_applied_twice(options):
+    relu, norm, dropout = nn.ReLU(), nn.LayerNorm((4,)), nn.Dropout(p=0.5)
+    shared = [norm, relu, dropout]
+    network = nn.SequentialCell(nn.Dense(4, 4), *shared, nn.Dense(4, 4), *shared)
+    rows = np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32)
+    expected = Trainer(network).predict(rows)
+    np.testing.assert_allclose(Trainer(network, **options).predict(rows), expected, atol=0.02)
+    assert len(network.cell_list) == 8
+    assert repeatable(network) == ("exact_resume" in options)
