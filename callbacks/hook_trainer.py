@@ -30,6 +30,7 @@ class Trainer(Protocol):
         run_dir: folder for the files of callbacks, or None.
         callbacks, history: callbacks and history of this run.
         learning_rate: rate of the next update; it can be assigned if it is constant.
+        learning_rates: the same of every parameter group.
     """
 
     state: Any
@@ -65,6 +66,13 @@ class Trainer(Protocol):
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None: ...
+
+    @property
+    def learning_rates(self) -> list[float]:
+        """Constant learning rate of every parameter group."""
+
+    @learning_rates.setter
+    def learning_rates(self, values: list[float]) -> None: ...
 
     @property
     def loss_scale(self) -> float | None:

@@ -74,6 +74,8 @@ class LearningRateMonitor(Callback):
 class ReduceLROnPlateau(Patience):
     """Multiplies the learning rate by `factor` when a metric stops improving.
 
+    The rates of parameter groups, and of several optimizers, are multiplied each.
+
     Args:
         monitor: name of the metric ("val_*", "window_*" or "loss").
         factor: factor by which the rate is multiplied, in (0, 1).
@@ -117,13 +119,14 @@ class ReduceLROnPlateau(Patience):
         if not self.out_of_patience(improved or self.cooling > 0):
             self.cooling = max(0, self.cooling - 1)
             return
-        rate = trainer.learning_rate
+        rates = trainer.learning_rates
         self.wait, self.cooling = 0, self.cooldown
-        if rate > self.min_lr:
-            trainer.learning_rate = new_rate = max(rate * self.factor, self.min_lr)
+        if max(rates) > self.min_lr:
+            new_rates = [min(rate, max(rate * self.factor, self.min_lr)) for rate in rates]
+            trainer.learning_rates = new_rates
             logger.info(
                 "ReduceLROnPlateau: %s has not improved in %d measurements; learning rate %.6g -> %.6g",
-                *(self.watched.name, self.patience, rate, new_rate),
+                *(self.watched.name, self.patience, rates[0], new_rates[0]),
             )
 
     def state_dict(self) -> dict[str, Any]:

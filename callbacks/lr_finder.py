@@ -65,7 +65,7 @@ class LRFinder(Callback):
         cells = [trainer.network, trainer.optimizer]
         parameters = {id(p): p for cell in cells if cell is not None for p in nn.Cell.get_parameters(cell)}
         self._initial = [(p, p.asnumpy().copy()) for p in parameters.values()]
-        self._rate = trainer.learning_rate
+        self._initial_rates = trainer.learning_rates
         self.rates, self.losses, self.suggestion = [], [], None
         self._mean = 0.0
         trainer.learning_rate = self.min_lr
@@ -105,5 +105,5 @@ class LRFinder(Callback):
         initial, self._initial = self._initial, []
         for parameter, value in initial:
             ops.assign(parameter, Tensor(value, parameter.dtype))
-        if initial and self._rate is not None:
-            trainer.learning_rate = self._rate
+        if initial:
+            trainer.learning_rates = self._initial_rates

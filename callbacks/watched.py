@@ -29,7 +29,8 @@ def require_settable_rate(owner: str, trainer: Trainer) -> None:
     """Check before the run that the learning rate can be changed."""
     if trainer.learning_rate is None:
         raise ConfigurationError(f"{owner} needs an optimizer with a constant learning rate; this run has none")
-    trainer.learning_rate = trainer.learning_rate  # raises for a schedule
+    if not trainer.learning_rates:
+        trainer.learning_rate = trainer.learning_rate  # raises for a schedule
 
 
 class Watched:

@@ -1,7 +1,7 @@
 import pytest
-from mindspore import nn
+from mindspore import experimental, nn
 
-from callbacks import EarlyStopping, LambdaCallback, LearningRateMonitor, ReduceLROnPlateau
+from callbacks import EarlyStopping, LambdaCallback, LearningRateMonitor, LRFinder, ReduceLROnPlateau
 from callbacks.watched import Patience
 from trainer.trainer import Trainer
 
@@ -56,3 +56,33 @@ def test_a_rate_that_cannot_be_set_is_refused_before_training(cancer):
 def test_a_change_of_the_rate_is_logged_once(fit, capsys):
     fit(LearningRateMonitor(every=2, verbose=True), epochs=1, valid=False)
     assert capsys.readouterr().out == "step 0: learning rate 0.01\n"
+
+
+def grouped(kind, first, second=0.01):
+    network = nn.SequentialCell(nn.Dense(30, 4), nn.Dense(4, 1))
+    groups = [{"params": network[0].trainable_params(), "lr": first}, {"params": network[1].trainable_params()}]
+    if kind is list:
+        optimizer = [nn.SGD(network[0].trainable_params(), first), nn.Adam(network[1].trainable_params(), second)]
+    else:
+        optimizer = kind(groups, second)
+    return Trainer(network, nn.BCEWithLogitsLoss(), optimizer)
+
+
+@pytest.mark.parametrize("kind", [nn.SGD, experimental.optim.SGD, list], ids=["nn", "experimental", "two optimizers"])
+def test_groups_keep_their_own_rates(kind, cancer):
+    trainer = grouped(kind, 0.25)
+    options = {"epochs": 9, "batch_size": 512, "sink_size": 1, "valid_dataset": cancer["valid"]}
+    trainer.fit(cancer["train"], callbacks=[LRFinder(steps=10)], **options)
+    assert sorted(set(trainer.learning_rates)) == pytest.approx([0.01, 0.25])
+    plateaus = [LambdaCallback(on_eval_end=plateau), ReduceLROnPlateau(factor=0.5, patience=1)]
+    trainer.fit(cancer["train"], callbacks=plateaus, **(options | {"epochs": 3}))
+    assert sorted(set(trainer.learning_rates)) == pytest.approx([0.0025, 0.0625])
+
+
+@pytest.mark.parametrize("rate", [nn.CosineDecayLR(0.001, 0.25, 10), [0.25, 0.125]], ids=["schedule", "list"])
+def test_the_rate_of_a_group_that_follows_a_schedule_is_recorded(rate, cancer):
+    trainer, monitor = grouped(nn.SGD, rate, 0.01 if isinstance(rate, nn.Cell) else [0.01, 0.01]), LearningRateMonitor()
+    trainer.fit(cancer["train"], batch_size=512, callbacks=[monitor])
+    assert monitor.curve.values == [0.25]
+    with pytest.raises(ValueError, match="SGD has no constant learning rate to set"):
+        trainer.fit(cancer["train"], batch_size=512, callbacks=[ReduceLROnPlateau("loss")])

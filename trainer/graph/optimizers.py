@@ -55,10 +55,7 @@ class OptimizerGroups(nn.Cell):
     @property
     def learning_rate(self) -> tuple[Any, ...]:
         """Learning rates or schedules of all parameter groups."""
-        rates: list[Any] = []
-        for one in self.optimizers:
-            rates += one.learning_rate if isinstance(one.learning_rate, tuple | list) else [one.learning_rate]
-        return tuple(rates)
+        return tuple(rate for one in self.optimizers for rate in _rates(one))
 
     def get_lr(self):
         """Return the learning rate of the first optimizer; graph code."""
@@ -138,17 +135,24 @@ def get_learning_rate(optimizer: nn.Cell | None) -> float | None:
     return None if rate is None else float(rate.asnumpy().reshape(-1)[0] if hasattr(rate, "asnumpy") else rate)
 
 
-def set_learning_rate(optimizer: nn.Cell | None, value: float) -> None:
-    """Set the learning rate of every parameter group; refuse schedules."""
+def constant_rates(optimizer: nn.Cell | None) -> list[float]:
+    """Return the rate of every parameter group; empty if one follows a schedule."""
+    rates = _rates(optimizer)
+    return [float(rate.asnumpy()) for rate in rates] if all(isinstance(rate, Parameter) for rate in rates) else []
+
+
+def set_learning_rate(optimizer: nn.Cell | None, value: float | Sequence[float]) -> None:
+    """Set the rate of every parameter group, or one rate for each; refuse schedules."""
     rates = _rates(optimizer)
     if not rates or not all(isinstance(rate, Parameter) for rate in rates):
         raise ConfigurationError(
             f"learning_rate = {value!r}: {type(optimizer).__name__} has no constant learning rate to set "
             "(it follows a schedule, or there is no optimizer)"
         )
-    for rate in rates:
+    values = value if isinstance(value, Sequence) else [value] * len(rates)
+    for rate, each in zip(rates, values, strict=True):
         # Not `set_data`: a compiled step that contains a branch would keep using the old value.
-        ops.assign(rate, Tensor(float(value), rate.dtype))
+        ops.assign(rate, Tensor(float(each), rate.dtype))
 
 
 def _rates(optimizer: nn.Cell | None) -> list[Any]:
@@ -156,4 +160,4 @@ def _rates(optimizer: nn.Cell | None) -> list[Any]:
     if groups and isinstance(groups[0], dict) and "lr" in groups[0]:
         return [group["lr"] for group in groups]
     rate = getattr(optimizer, "learning_rate", None)
-    return list(rate) if isinstance(rate, tuple | list) else [rate]
+    return list(rate) if isinstance(rate, tuple | list | nn.CellList) else [rate]

@@ -24,7 +24,7 @@ from ..graph.boost import make_boost
 from ..graph.builder import StepBuilder
 from ..graph.dropout import replace_dropout
 from ..graph.multi_task import MultiTaskLoss
-from ..graph.optimizers import get_learning_rate, make_optimizer, set_learning_rate
+from ..graph.optimizers import constant_rates, get_learning_rate, make_optimizer, set_learning_rate
 from ..graph.program import StepOptions
 from ..graph.roles import loss_columns
 from ..metrics.registry import check_weighted, task_activations, task_metrics
@@ -174,6 +174,15 @@ class TrainedNetwork:
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
         set_learning_rate(self.optimizer, value)
+
+    @property
+    def learning_rates(self) -> list[float]:
+        """Learning rate of every parameter group; empty if one follows a schedule."""
+        return constant_rates(self.optimizer)
+
+    @learning_rates.setter
+    def learning_rates(self, values: Sequence[float]) -> None:
+        set_learning_rate(self.optimizer, values)
 
     @property
     def loss_scale(self) -> float | None:
