@@ -151,6 +151,11 @@ class StepBuilder:
                     "EMA and SWA average after the optimizer's update, and the network is a whole training step; give "
                     "Trainer the inner network, its loss and its optimizer"
                 )
+            if options.guard:
+                raise ConfigurationError(
+                    "TerminateOnNaN and SkipNonFinite leave out the optimizer's update, and the network is a whole "
+                    "training step; give Trainer the inner network, its loss and its optimizer"
+                )
             self.step = CustomStep(self.network, options.exchange)
         else:
             self._use_average(options)

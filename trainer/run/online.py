@@ -227,7 +227,7 @@ def online_train(
     trainer.state.first_epoch = 0
     callbacks = ALL_BATCHES.callbacks(callbacks)
     window = Window(rows=window) if isinstance(window, int) else window or DEFAULT_WINDOW
-    if skip_non_finite:
+    if skip_non_finite and trainer.optimizer is not None:  # a whole training step has no guard
         callbacks = _with_guard(callbacks)
     tasks, group = trainer.tasks, trainer.group
     scoring = _make_scoring(trainer, window)

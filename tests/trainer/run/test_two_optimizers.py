@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from mindspore import nn, ops
 
-from trainer import ModelCheckpoint, Trainer
+from trainer import ModelCheckpoint, SkipNonFinite, TerminateOnNaN, Trainer
 from trainer.errors import ConfigurationError
 
 DATA = {name: np.random.default_rng(0).normal(size=(16, n)).astype(np.float32) for name, n in (("x", 3), ("z", 2))}
@@ -59,3 +59,17 @@ def test_names_that_clash_and_amp_levels_are_refused_with_the_cure():
         Trainer(Game(prefixes=False))
     with pytest.raises(ConfigurationError, match=r"amp_level='O2'.*auto_mixed_precision\(network, 'O2'\)"):
         Trainer(Game(prefixes=True), amp_level="O2")
+
+
+@pytest.mark.parametrize("callback", [TerminateOnNaN(), SkipNonFinite()])
+def test_a_guard_of_updates_that_the_cell_applies_itself_is_refused(callback):
+    with pytest.raises(ConfigurationError, match=r"TerminateOnNaN and SkipNonFinite .* whole training step"):
+        Trainer(Game(prefixes=True)).fit(DATA, callbacks=[callback], batch_size=4)
+
+
+def test_a_loss_of_a_stream_that_is_not_finite_is_told(caplog):
+    batches = [(3e38 * np.sign(DATA["x"]), DATA["z"])] * 2
+    trainer = Trainer(Game(prefixes=True))
+    trainer.online_train(batches, callbacks=[])
+    assert not np.isfinite(trainer.state.window["window_loss"])
+    assert "the loss is" in caplog.text
