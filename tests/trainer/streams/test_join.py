@@ -1,10 +1,11 @@
 import json
+from datetime import date
 
 import numpy as np
 import pytest
 
 from trainer.errors import ConfigurationError, DataError, StreamError
-from trainer.streams import DelayedLabelJoin, FileStream, IterableStream, Schema, advance
+from trainer.streams import DelayedLabelJoin, FileStream, IterableStream, ReplayStream, Schema, advance
 from trainer.streams.sources.pending import PendingRows
 
 WITHIN = 50.0
@@ -121,6 +122,45 @@ def test_a_resumed_join_resumes_again(logs, read):
     np.testing.assert_array_equal(rest.columns["label"], whole.columns["label"][len(seen) :])
 
 
+def of_frames(shown, acted):
+    return DelayedLabelJoin(*(ReplayStream(table, event_time="ts") for table in (shown, acted)), "user", WITHIN)
+
+
+def test_texts_of_frames_are_keys_and_wait_in_checkpoints(read, resumes):
+    """Pandas holds texts, and numbers beside missing values, as objects."""
+    users, values = np.array([f"u{number}" for number in range(60)], object), ["here", None, 3, 2.5, True, 2**70]
+    shown = {"user": users, "place": np.array(values * 10, object), "ts": np.arange(60) * 3.0}
+    acted = {"user": users[::3], "ts": np.arange(0, 60, 3) * 3.0 + 5}
+    whole = read(of_frames(shown, acted))
+    assert whole.columns["label"].sum() == 20
+    resumes(lambda: of_frames(shown, acted), whole.columns["user"].tolist(), max_rows=6, every=5)
+    joined, resumed = of_frames(shown, acted), of_frames(shown, acted)
+    joined.poll(7, 0)
+    resumed.seek(json.loads(json.dumps(joined.resolve(joined.position()))))
+    rest = read(resumed)
+    for name in ("place", "label"):
+        assert rest.columns[name].tolist() == whole.columns[name].tolist()[7:]
+
+
+def test_objects_that_a_checkpoint_cannot_hold_are_named():
+    shown = {"user": np.arange(2), "day": np.array([date(2024, 1, 1)] * 2, object), "ts": np.array([0.0, 0.2])}
+    joined = of_frames(shown, {"user": np.array([0]), "ts": np.array([0.5])})
+    assert joined.poll(1, 0).rows == 1
+    with pytest.raises(DataError, match="column 'day' of a join holds date"):
+        joined.resolve(joined.position())
+
+
+def test_rows_without_a_key_match_nothing(read):
+    shown = {"user": np.array(["a", None, None, "b"], object), "ts": np.arange(4.0)}
+    labels = read(of_frames(shown, {"user": np.array([None, "a"], object), "ts": np.array([5.0, 6.0])}))
+    assert dict(zip(labels.event_time.tolist(), labels.columns["label"].tolist(), strict=True)) == {
+        0: 1,
+        1: 0,
+        2: 0,
+        3: 0,
+    }
+
+
 def test_what_lies_far_behind_is_forgotten_also_without_checkpoints(monkeypatch):
     monkeypatch.setattr("trainer.streams.sources.join._KEPT_ROWS", 200)
     pending = []
@@ -208,6 +248,7 @@ def test_what_cannot_be_joined_is_refused(logs):
     ("shown", "chosen", "label", "said"),
     [
         (([0, 1], [1.0, 2.0]), (["0", "1"], [1.0, 2.0]), 1.0, "'user' is text on one side of a join and numbers on"),
+        (([0, 1], [1.0, 2.0]), (np.array(["0", "1"], object), [1.0, 2.0]), 1.0, "'user' is text on one side of a join"),
         (([0, 1], [1.0, np.nan]), ([0, 1], [1.0, 2.0]), 1.0, "impressions of a join need 'event time' in each row"),
         (([0, 1], [1.0, 2.0]), ([0, 1], [1.0, 2.0]), np.nan, "'label' of the outcomes of a join holds NaN"),
     ],

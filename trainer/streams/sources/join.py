@@ -24,7 +24,16 @@ from ...errors import DataError, StreamError
 from ..base import BufferedStream, Stream
 from ..batch import Batch, Cursor, Position, Span, cursors_of
 from ..formats.schema import Schema
-from .pending import Outcome, OutcomeBuffer, PendingRows, Side, WaitingImpressions, hash_to_unit, unpack_rows
+from .pending import (
+    Outcome,
+    OutcomeBuffer,
+    PendingRows,
+    Side,
+    WaitingImpressions,
+    hash_to_unit,
+    keys_of,
+    unpack_rows,
+)
 
 PARTITION = "join"
 _STATE = "@state"
@@ -195,7 +204,7 @@ class DelayedLabelJoin(BufferedStream):
         impression_count = len(impression_clock)
         order = np.lexsort((np.arange(len(clock)) >= impression_count, clock))
         times = np.concatenate([batch.event_time for batch in batches]).tolist()
-        keys = [key for batch in batches for key in batch.columns[self.key].tolist()]
+        keys = [key for batch in batches for key in keys_of(batch.columns[self.key])]
         first_number = self._rows.count  # number of the first new impression
         if impressions is not None:
             self._rows.add(self._round, impressions.columns, np.asarray(impressions.event_time))
@@ -366,7 +375,7 @@ class DelayedLabelJoin(BufferedStream):
             columns, times = unpack_rows(*state["waiting"])
             if times is not None:
                 first = self._rows.add(next_round - 1, columns, times)
-                for offset, (key, time) in enumerate(zip(columns[self.key].tolist(), times.tolist(), strict=True)):
+                for offset, (key, time) in enumerate(zip(keys_of(columns[self.key]), times.tolist(), strict=True)):
                     self._waiting.add(key, time, first + offset)
             self._outcomes.restore(state["outcomes"], next_round - 1)
             self._seen_keys.restore(state.get("seen", []), next_round - 1)

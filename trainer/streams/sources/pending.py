@@ -6,7 +6,6 @@ end of an earlier round.
 
 from __future__ import annotations
 
-import base64
 import heapq
 import zlib
 from dataclasses import dataclass
@@ -15,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import ConfigurationError, DataError
+from ...errors import DataError
 from ..base import Stream
 from ..batch import Batch, Position, advance, far_ahead
-from ..formats.ragged_column import Ragged
+from ..formats.coercion import is_missing
+from .packed_columns import exact_array, pack, unpack
 
 _WAITING = -1
 _READ_ROWS = 4096
@@ -69,8 +69,8 @@ class Side:
         if self.key not in batch.columns or not np.isfinite(times).all():
             missing = self.key if np.isfinite(times).all() else "event time"
             raise DataError(f"the {self.name} of a join need {missing!r} in each row; received {list(batch.columns)}")
-        kind = batch.columns[self.key].dtype.kind
-        self.has_text_keys = None if kind == "O" else kind in "US"
+        keys = batch.columns[self.key]
+        self.has_text_keys = _are_texts(keys.tolist()) if keys.dtype.kind == "O" else keys.dtype.kind in "US"
         if self.stream.schema is None:  # a stream with a schema has removed such rows already
             for reason in far_ahead(times, self.stream.max_future).values():
                 raise DataError(f"the {self.name} of a join: {reason}; it would make waiting impressions negative")
@@ -108,6 +108,18 @@ class Side:
         self.merged_until = float(clock[-1])
         self.position = advance(self.position, taken)
         return taken, clock
+
+
+def keys_of(column: np.ndarray) -> list[Any]:
+    """Return the keys of rows; each missing one is a NaN, which equals no other."""
+    keys = column.tolist()
+    return [float("nan") if is_missing(key) else key for key in keys] if column.dtype.kind == "O" else keys
+
+
+def _are_texts(keys: list[Any]) -> bool | None:
+    """Return whether all known keys are texts; None if only some are, or none."""
+    kinds = {isinstance(key, str | bytes) for key in keys if not is_missing(key)}
+    return kinds.pop() if len(kinds) == 1 else None
 
 
 class _ImpressionBlock:
@@ -165,7 +177,7 @@ class PendingRows:
         if not len(numbers):
             return [None, None, *map(pack, labels)]
         columns, times = self.gather(numbers)
-        return [{name: pack(column) for name, column in columns.items()}, pack(times), *map(pack, labels)]
+        return [{name: pack(column, name) for name, column in columns.items()}, pack(times), *map(pack, labels)]
 
     def mark_left(self, numbers: np.ndarray, round_number: int, indices: np.ndarray, labels: np.ndarray) -> None:
         """Record that rows left in a round.
@@ -337,7 +349,7 @@ class OutcomeBuffer:
         """Return the outcomes kept at the end of a round, encoded as JSON."""
         arrived = [o for o in self._log if o.arrival <= round_number]
         kept = [o for o in arrived if o.dropped_round is None or o.dropped_round > round_number]
-        return [pack(np.array(values)) for values in zip(*map(_fields_of, kept), strict=True)]
+        return [pack(exact_array(values), "key") for values in zip(*map(_fields_of, kept), strict=True)]
 
     def restore(self, packed: list[Any], arrival: int) -> None:
         """Add outcomes encoded by `pack`, as if they had arrived in round `arrival`."""
@@ -348,32 +360,6 @@ class OutcomeBuffer:
 
 def _fields_of(outcome: Outcome) -> tuple[Any, ...]:
     return outcome.key, outcome.time, outcome.matched, outcome.value
-
-
-def pack(array: Any) -> list[Any]:
-    """Encode an array or `Ragged` as JSON: dtype, shape and compressed bytes."""
-    if isinstance(array, Ragged):
-        array = array[:]
-        return [pack(array.values), pack(array.offsets), array.options]
-    array = np.ascontiguousarray(array)
-    return [array.dtype.str, list(array.shape), base64.b64encode(zlib.compress(array.tobytes(), 1)).decode("ascii")]
-
-
-def unpack(packed: list[Any]) -> Any:
-    """Decode the output of `pack`; raise ValueError for anything else."""
-    dtype, shape, text = packed
-    if isinstance(dtype, list):
-        try:
-            return Ragged(unpack(dtype), unpack(shape), **text)
-        except (TypeError, ConfigurationError) as error:
-            raise ValueError(f"damaged lists: {error}") from error
-    if np.dtype(dtype) == object and 0 in shape:  # empty lists
-        return np.empty(shape, object)
-    try:
-        data = zlib.decompress(base64.b64decode(text))
-    except zlib.error as error:
-        raise ValueError(f"damaged array: {error}") from error
-    return np.frombuffer(bytearray(data), np.dtype(dtype)).reshape(shape)
 
 
 def hash_to_unit(keys: np.ndarray, seed: int) -> np.ndarray:
