@@ -39,6 +39,7 @@ class Stream:
 
     Attributes:
         schema: declared columns, including the label and the event time; None if nothing is declared.
+        label: name of the label column; used if no schema names one.
         event_time: name of the column that holds the event time; used if no schema names one.
         max_future: seconds that an event time may lie ahead of this machine's clock; rows further ahead are bad. None
             disables the check. Used if the stream has no schema of its own.
@@ -55,6 +56,7 @@ class Stream:
     schema: Schema | None = None
     dead_letter: DeadLetter | None = None
     allow_nan: Collection[str] | bool = ()
+    label: str | None = None
     event_time: str | None = None
     max_future: float | None = MAX_FUTURE
     reads_pipeline: bool = False

@@ -21,7 +21,7 @@ from callbacks import Callback, EarlyStopping, LambdaCallback, ModelCheckpoint
 from trainer import Trainer, Window
 from trainer.embedding import Embedding
 from trainer.errors import CheckpointError, ConfigurationError, DataError, StreamError
-from trainer.streams import Column, FileStream, IterableStream, ReplayStream, Schema
+from trainer.streams import Column, DelayedLabelJoin, FileStream, IterableStream, ReplayStream, Schema
 
 ROWS = 1138
 
@@ -406,3 +406,18 @@ def test_rows_read_ahead_by_a_thread_that_still_waits_are_warned_of(table, caplo
     release.set()
     assert "32 rows were read ahead but not trained on, and the next call starts after them" in caplog.text
     assert "still waits" in caplog.text
+
+
+def test_the_label_of_a_join_is_the_column_that_it_names(table):
+    class Single(Logistic):
+        def construct(self, features):
+            return self.dense(features).reshape(-1)
+
+    shown = {"key": np.arange(96), "features": table["features"][:96], "time": table["time"][:96]}
+    chosen = {"key": np.arange(0, 96, 3), "time": table["time"][:96:3] + 0.5}
+    stream = DelayedLabelJoin(replay(shown), replay(chosen), "key", 5.0, label="clicked")
+    network, labels = Single(), []
+    trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), 1e-2))
+    note = LambdaCallback(on_train_step_end=lambda t: labels.extend(t.state.outputs.chunk.arrays[-1].tolist()))
+    trainer.online_train(stream, [note], batch_size=32)
+    assert (len(labels), sum(labels)) == (96, 32)

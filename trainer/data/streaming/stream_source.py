@@ -42,8 +42,8 @@ class Transform(Protocol):
 class StreamSource(Source):
     """Reads a stream in batches of one size, each with the position after it.
 
-    The label column is `label` if given, else the label of the stream's schema, else the column "label", else the last
-    column that is not an input, the weight or the event time.
+    The label column is `label` if given, else the label of the schema or the stream, else the column "label", else the
+    last column that is not an input, the weight or the event time.
     """
 
     endless = True
@@ -74,7 +74,7 @@ class StreamSource(Source):
         self.inputs = tuple(inputs)
         self.labelled = labelled
         declared = stream.schema
-        self.label = label or (declared.label if declared is not None else None)
+        self.label = label or (declared.label if declared is not None else None) or (stream.label if labelled else None)
         self.event_time = (declared.event_time if declared is not None else None) or stream.event_time
         self.labels = tuple(labels)
         self.weight = weight

@@ -90,6 +90,8 @@ class DelayedLabelJoin(BufferedStream):
         ConfigurationError: an argument is out of range.
     """
 
+    label: str
+
     def __init__(
         self,
         impressions: Stream,
