@@ -1,11 +1,13 @@
 import json
 from datetime import date
+from time import time
 
 import numpy as np
 import pytest
 
+from trainer.data.streaming.stream_source import BadRowFilter
 from trainer.errors import ConfigurationError, DataError, StreamError
-from trainer.streams import DelayedLabelJoin, FileStream, IterableStream, ReplayStream, Schema, advance
+from trainer.streams import Column, DelayedLabelJoin, FileStream, IterableStream, ReplayStream, Schema, advance
 from trainer.streams.sources.pending import PendingRows
 
 WITHIN = 50.0
@@ -284,3 +286,19 @@ def test_late_rows_are_those_of_both_sides(tmp_path):
     assert joined.late_rows() == 5
     joined.close()
     assert join((([1], [0.0]), ([1], [1.0]))).late_rows() is None
+
+
+def test_values_and_times_that_the_impressions_allow_are_those_of_the_join(tmp_path):
+    columns, ahead = {"user": "int64", "age": Column("float32", allow_nan=True)}, time() + 1e6
+    (tmp_path / "0.jsonl").write_text("".join(f'{{"user": {user}, "age": NaN, "ts": {ahead}}}\n' for user in range(3)))
+    of_files = FileStream(tmp_path, Schema(columns, event_time="ts", max_future=None), end="at_last")
+    in_memory = ReplayStream({"user": np.arange(3), "age": [np.nan] * 3, "ts": [ahead] * 3}, "ts", allow_nan=["age"])
+    for impressions in (of_files, in_memory):
+        outcomes = stream([1], [ahead], (1,))
+        impressions.max_future = outcomes.max_future = None
+        joined = DelayedLabelJoin(impressions, outcomes, "user", WITHIN)
+        names, rows = ("user", "age", "label"), []
+        while not joined.exhausted:
+            batch = joined.poll(10, 0.1)
+            rows += [] if batch is None else BadRowFilter(joined)(batch, names).columns["user"].tolist()
+        assert sorted(rows) == [0, 1, 2]

@@ -124,6 +124,12 @@ class DelayedLabelJoin(BufferedStream):
         self._max_early = self.within if unique else 0.0  # seconds that an outcome may be dated before its impression
         self._sides = (Side(impressions, "impressions", key), Side(outcomes, "outcomes", key))
         self.reads_pipeline = impressions.reads_pipeline or outcomes.reads_pipeline
+        declared = impressions.schema  # the stream has checked the columns that it declares
+        self.event_time, self.max_future = impressions.event_time, impressions.max_future
+        if declared is not None:
+            self.event_time, self.max_future = declared.event_time, declared.max_future
+        allowed = impressions.allow_nan
+        self.allow_nan = allowed is True or (*(allowed or ()), *(() if declared is None else declared.columns))
         self._lock = RLock()
         self._begin(1, None)
 
