@@ -215,7 +215,8 @@ def _are_objects(data: bytes, line_ends: np.ndarray) -> bool:
 
 def _checked_lines(data: bytes) -> bytes:
     """Check that lines are UTF-8 text; return them with a line end after the last one."""
-    data.decode("utf-8")
+    if not data.isascii():
+        data.decode("utf-8")
     if data.startswith(_BYTE_ORDER_MARK):  # pyarrow would drop it
         raise UnusualError
     return data if data.endswith(b"\n") else data + b"\n"
@@ -317,7 +318,8 @@ def _decoded(schema: Schema, values: Mapping[str, Any], rows: int, json: bytes =
         if not isinstance(value, list):
             arrays[name] = _array(value, column, rows)
         elif rows and isinstance(value[0], arrow.require().ChunkedArray):
-            parts = [_array(part, Column(column.dtype), rows) for part in value]
+            single = Column(column.dtype)
+            parts = [_array(part, single, rows) for part in value]
             if any(isinstance(part, np.ma.MaskedArray) for part in parts):
                 raise UnusualError(f"column {name!r} holds lists with missing values")
             arrays[name] = np.stack(parts, axis=1)
