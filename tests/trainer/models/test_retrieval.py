@@ -182,6 +182,18 @@ def test_the_nearest_items():
     np.testing.assert_array_equal(top_items(np.ones((1, 4)), np.ones((6, 4)), 3)[0], [[0, 1, 2]])
 
 
+def test_of_items_with_the_score_of_the_last_one_the_first_are_taken():
+    """A user without a history has a vector of zeros, so all items tie."""
+    random = np.random.default_rng(0)
+    users, items = random.integers(-1, 2, (20, 3)), random.integers(-1, 2, (500, 3))
+    users[0] = 0
+    order = np.argsort(-users @ items.T, axis=1, kind="stable")
+    for count in (1, 10, 499, 500):
+        np.testing.assert_array_equal(top_items(users, items, count)[0], order[:, :count])
+    index = ItemIndex(np.arange(500), items)
+    np.testing.assert_array_equal(index.search(users, 5, exclude=order[:, :1].tolist())[0], order[:, 1:6])
+
+
 @pytest.mark.parametrize("method", ["exact", "hnsw"])
 @pytest.mark.parametrize("ids", [np.arange(100, 1100), np.array([f"item {n}" for n in range(1000)])])
 def test_an_index_answers_with_ids_and_leaves_out_what_was_seen(method, ids):
