@@ -200,6 +200,8 @@ def checked_ids(ids: Any) -> np.ndarray:
         raise ConfigurationError(
             f"ids takes one column of integers or text; received {array.dtype} of shape {list(array.shape)}"
         )
+    if array.dtype.kind == "u" and (array > np.iinfo(np.int64).max).any():
+        raise ConfigurationError(f"ids takes integers below 2**63, or text; received {array.max()}: give ids as text")
     distinct, counts = np.unique(array, return_counts=True)
     if len(distinct) < len(array):
         raise ConfigurationError(f"ids: {distinct[counts > 1][0].item()!r} occurs {counts.max()} times")

@@ -240,6 +240,7 @@ def test_vectors_are_read_as_they_were_written(tmp_path, ending, ids):
         (lambda: ItemIndex([1], [[1.0]]).search([[1.0]], exclude=[]), "0 lists for 1 users"),
         (lambda: ItemIndex([1], [[1.0]]).search([[1.0]], exclude=[["a"]]), "ids are int64"),
         (lambda: ItemIndex([1.5], [[1.0]]), "integers or text"),
+        (lambda: ItemIndex([2**63 + 5], [[1.0]]), r"integers below 2\*\*63, or text; received 9223372036854775813"),
         (lambda: write_vectors("a.csv", [1], [[1.0]]), ".npz or .parquet"),
         (lambda: InBatchSoftmax(correction="running", rate=0), "rate"),
         (lambda: InBatchSoftmax(correction="stream"), "'batch', 'running'"),
