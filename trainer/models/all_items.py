@@ -134,4 +134,5 @@ def _checked(argument: str, rows: Any, names: Sequence[Any]) -> Mapping[str, Any
             raise DataError(
                 f"AllItems({argument}=...): no column {name!r}; there are {', '.join(rows)}{did_you_mean(name, rows)}"
             )
-    return rows
+    # a Series is indexed by its labels, not by the number of the row
+    return {name: column.to_numpy() if hasattr(column, "iloc") else column for name, column in rows.items()}

@@ -63,6 +63,11 @@ def test_the_metrics_are_those_of_their_formulas(at_once, with_seen, monkeypatch
     assert got == pytest.approx({f"{name}@5": np.mean(values) for name, values in wanted.items()})
 
 
+def test_columns_of_a_shuffled_frame_are_read_row_by_row():
+    films = pd.DataFrame({"film": list("abcd"), "year": [1, 2, 3, 4]}).iloc[[2, 0, 3, 1]]
+    assert AllItems({"film": ["a"]}, dict(films), item="film").items == {"film": list("abcd"), "year": [1, 2, 3, 4]}
+
+
 def table(rows=400):
     random = np.random.default_rng(3)
     return {
