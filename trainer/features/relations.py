@@ -221,7 +221,8 @@ class Custom(Feature):
         else:
             shape = (rows, self.width)
             values = np.nan_to_num(to_float32(values), nan=0.0, posinf=0.0, neginf=0.0)
-            values = values.reshape(shape) if values.size == rows * self.width else values
+            if values.shape[:1] == (rows,) and values.size == rows * self.width:  # no transposed ones
+                values = values.reshape(shape)
         if values.shape != shape:
             raise DataError(
                 f"feature {self.name!r}: the function returned shape {list(values.shape)}; expected {list(shape)}"

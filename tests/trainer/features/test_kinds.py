@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from trainer.embedding.tables.hashing import to_ids
-from trainer.errors import ConfigurationError
+from trainer.errors import ConfigurationError, DataError
 from trainer.features import (
     Bucketized,
     Categorical,
@@ -190,6 +190,12 @@ def test_columns_together():
 def test_a_function_gets_a_part_without_rows():
     custom = Custom("c", function=lambda a: a * 2, columns=["a"])
     assert custom.apply({"a": np.zeros(0)}, None)[0].shape == (0, 1)
+
+
+def test_a_function_that_returns_a_row_for_each_number_is_refused():
+    custom = Custom("c", function=lambda a, b: np.stack([a, b]), columns=["a", "b"], width=2)
+    with pytest.raises(DataError, match=r"returned shape \[2, 3\]; expected \[3, 2\]"):
+        transformed(custom, {"a": [1.0, 2, 3], "b": [4.0, 5, 6]})
 
 
 def test_a_weight_that_is_a_feature_too_has_the_same_value_for_both():
