@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +151,7 @@ class FeatureEmbedding(nn.Cell):
         ids, lists = _ids_and_lists(features, exclude)
         if not prefix:
             _check_dim((*ids, *lists), dim)
-        _check_tables(features, (*ids, *lists))
+        owners = _owners_of_tables(features, (*ids, *lists))
         pooled = [output for output in lists if output.pooling is not None]
         sequences = [output for output in lists if output.pooling is None]
         inputs, all_ids = features.inputs, features.of_kind(Kind.IDS)
@@ -175,7 +175,7 @@ class FeatureEmbedding(nn.Cell):
             *(name for group in vectors.values() for name, _ in group),
         )
         self.sequence_names = tuple(output.name for output in sequences)
-        self._make_tables(ids, pooled, sequences, prefix, {"mode": "sparse", "optimizer": optimizer, **options})
+        self._make_tables(ids, pooled, sequences, owners, prefix, {"mode": "sparse", "optimizer": optimizer, **options})
         self.bag_inputs = tuple(inputs.index(output.name) for output in pooled)
         self.weight_inputs = tuple(inputs.index(output.weights) if output.weights else -1 for output in pooled)
         self.row_inputs = tuple(inputs.index(output.name) for output in sequences)
@@ -185,6 +185,7 @@ class FeatureEmbedding(nn.Cell):
         ids: Sequence[Output],
         pooled: Sequence[Output],
         sequences: Sequence[Output],
+        owners: Mapping[str, Output],
         prefix: str,
         options: dict[str, Any],
     ) -> None:
@@ -213,7 +214,8 @@ class FeatureEmbedding(nn.Cell):
             if table in tables:
                 return kind(self.dim, table=tables[table], **arguments)
             arguments |= {"padding": PADDING, "name": table}
-            arguments = {**options, **_table_options(output, prefix, options), **arguments}
+            owner = owners[output.id_table.name]
+            arguments = {**options, **_table_options(owner, prefix, options), **arguments}
             return tables.setdefault(table, kind(self.dim, **arguments))
 
         self.bags = nn.CellList([list_cell(EmbeddingBag, output, combiner=output.pooling) for output in pooled])
@@ -286,8 +288,12 @@ def _check_dim(outputs: Sequence[Output], dim: int) -> None:
             )
 
 
-def _check_tables(features: Features, outputs: Sequence[Output]) -> None:
-    """Raise if features of one table differ in ids or in its options."""
+def _owners_of_tables(features: Features, outputs: Sequence[Output]) -> dict[str, Output]:
+    """Return the output whose options each table has.
+
+    Raises:
+        ConfigurationError: features of one table differ in ids or in its options.
+    """
     check_shared_tables(f for f in features.features if any(output in outputs for output in f.outputs()))
     first: dict[str, Output] = {}
     for output in outputs:
@@ -298,6 +304,7 @@ def _check_tables(features: Features, outputs: Sequence[Output]) -> None:
                 f"{output.id_table.name!r} is that of the feature {owner.name!r}, whose options decide: give "
                 f"{owner.name!r} these options"
             )
+    return first
 
 
 def _table_options(output: Output, prefix: str, options: dict[str, Any]) -> dict[str, Any]:

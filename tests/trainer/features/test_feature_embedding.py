@@ -130,6 +130,13 @@ def test_features_that_share_a_table_may_be_declared_alike():
         assert layer.bags[0].spec is layer.categories.members[0].spec
 
 
+def test_a_sequence_declared_first_gives_its_options_to_a_pooled_list_of_the_same_table():
+    parts = [ListFeature("history", table="items", pooling=None, **BIG), ListFeature("liked", table="items")]
+    layer = FeatureEmbedding(Features(parts), 4)
+    assert layer.rows[0].spec is layer.bags[0].spec
+    assert layer.bags[0].spec.capacity == BIG["options"]["capacity"]
+
+
 def test_a_misspelt_option_of_a_table_is_named():
     for feature in (Categorical("item", options={"capcity": 9}), ListFeature("item", options={"capcity": 9})):
         with pytest.raises(ConfigurationError, match=r"feature 'item': an argument in options.*mean 'capacity'"):
