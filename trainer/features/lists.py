@@ -154,7 +154,7 @@ class WeightedList(_AlignedList):
 class Text(_ListBase):
     """The words and n-grams of a text as hashed ids; a missing text has none.
 
-    Words are sequences of letters and digits, lowercased.
+    Words are sequences of letters and digits, lowercased, also those of a vocabulary.
 
     Args:
         ngrams: maximum number of consecutive words that form an id; 1: only single words.
@@ -168,6 +168,11 @@ class Text(_ListBase):
     def __post_init__(self) -> None:
         super().__post_init__()
         whole("Text(ngrams=...)", self.ngrams, maximum=8)
+        choice("Text(dtype=...)", self.dtype, ("str",))
+
+    def _declared_values(self) -> list[Any]:
+        """Return the vocabulary in lower case, as the words are."""
+        return [value.lower() if isinstance(value, str) else value for value in super()._declared_values()]
 
     def raw(self) -> dict[str, Column]:
         return {self.source: text_column(self.required)}

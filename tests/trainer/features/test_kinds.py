@@ -174,6 +174,12 @@ def test_text():
     words = transformed(Text("t", ngrams=2), data)["t"]
     expected = to_ids(np.array(["hello", "big", "world", "hello big", "big world"])).tolist()
     assert lists(words) == [expected, [], [expected[1]]]
+    given = (["Hello", "BIG"], ["hello", "big"])
+    capitals, small = (transformed(Text("t", vocabulary=words), data)["t"] for words in given)
+    assert lists(capitals) == lists(small)
+    assert lists(capitals)[2][0] > 1  # known
+    with pytest.raises(ConfigurationError, match=r"Text\(dtype=...\) takes .str."):
+        Text("t", dtype="int64")
 
 
 def test_columns_together():
