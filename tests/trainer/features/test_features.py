@@ -280,3 +280,15 @@ def test_values_beyond_every_number_are_named_or_kept_as_text():
     assert "takes finite float64 from 0 to 3.4" in rows.bad[0]
     ids = Features([Categorical("c")]).transform({"c": [Decimal("Infinity"), float("inf"), Decimal(1)]})["ids"]
     assert ids[0] == ids[1] != ids[2]
+
+
+@pytest.mark.parametrize("city", ["a", 'a"b'])  # a quote within a field: the file is read line by line
+def test_a_required_list_is_missing_where_its_cell_is_empty(city, tmp_path):
+    features = Features([ListFeature("tags", required=True), Categorical("city")], label="y")
+    rows = [{"tags": ["x", "y"], "city": city, "y": 1}, {"tags": None, "city": city, "y": 0}]
+    (tmp_path / "a.csv").write_text(f"tags,city,y\nx y,{city},1\n,{city},0\n")
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for data in (rows, pd.DataFrame(rows), tmp_path / "a.jsonl", tmp_path / "a.csv"):
+        inputs = inputs_of(features, data)
+        assert (inputs["y"].tolist(), len(inputs["tags"])) == ([1], 1)
+        assert "1 of 2 rows set aside: tags is missing" in inputs.set_aside

@@ -120,10 +120,10 @@ class Column:
     def split_list(self, cell: str, delimiter: str) -> Any:
         """Split a list written as text.
 
-        An empty text is an empty list, or a missing value if the shape is fixed.
+        An empty text is an empty list, or a missing value if the shape is fixed or the list may not be missing.
         """
         if (not cell or (self.coerce and cell in self.missing)) and (self.ragged or self.coerce):
-            return [] if self.ragged else MISSING
+            return [] if self.ragged and not (self.coerce and self.default is None) else MISSING
         return cell.split(delimiter)
 
     def convert(self, values: Any, text: bool = False, refuse_bools: bool = False) -> tuple[Any, Misfits]:
