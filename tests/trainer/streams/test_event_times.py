@@ -108,3 +108,15 @@ def test_a_join_names_the_row_that_would_make_negatives_of_all_that_wait():
     joined = DelayedLabelJoin(iterable(rows(now, FAR)), iterable(rows(now)), "user", 60.0)
     with pytest.raises(DataError, match=r"impressions of a join: event time lies .*received 4000000000"):
         read_all(joined)
+
+
+def test_a_row_without_a_time_is_bad_and_leaves_the_times_of_its_batch(trainer):
+    """A time that is missing made all ids of its batch expire at once, and no version was published."""
+    now, newest = time.time(), []
+    stream = iterable(rows(now, np.nan))
+    noting = LambdaCallback(on_train_step_end=lambda trainer: newest.append(trainer.state.outputs.chunk.extras))
+    before = dict(trainer.tables.tables.tables["users"].counters) if trainer.tables else {}
+    trainer.online_train(stream, noting, batch_size=4)
+    assert all(np.isfinite(extras["event_time"]).all() for (extras,) in newest)
+    assert stream.dead_letter.report().startswith("1 of 40 rows set aside: event time is missing 1")
+    assert trainer.tables.tables.tables["users"].counters["expired"] == before.get("expired", 0)

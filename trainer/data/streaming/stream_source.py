@@ -294,7 +294,7 @@ def _bytes_of(column: Any) -> list[Any]:
 
 
 class BadRowFilter:
-    """Removes a stream's rows with NaN, infinity or times in the far future.
+    """Removes a stream's rows with NaN, infinity or times missing or far ahead.
 
     The stream's `allow_nan` can permit NaN and infinity. Columns that a schema declares are not checked again.
 
@@ -329,8 +329,10 @@ class BadRowFilter:
         for name in self._checked_columns:
             for row in self._bad_rows(batch, name, names):
                 reasons.setdefault(int(row), f"column {name!r} holds NaN or an infinite value (see allow_nan)")
-        if batch.event_time is not None:
-            reasons = {**far_ahead(batch.event_time, self._max_future), **reasons}
+        times = batch.event_time
+        if times is not None:
+            absent = dict.fromkeys(np.flatnonzero(~np.isfinite(times)).tolist(), "event time is missing")
+            reasons = {**absent, **far_ahead(times, self._max_future), **reasons}
         if reasons:
             rows = [
                 BadRow(*batch.origin_of(row), reason, {n: _as_python(c[row]) for n, c in batch.columns.items()})
