@@ -12,7 +12,7 @@ from mindspore import nn
 from trainer import LambdaCallback, Trainer, Window
 from trainer.embedding import Embedding, Eviction
 from trainer.errors import ConfigurationError, DataError, StreamError
-from trainer.streams import DeadLetter, DelayedLabelJoin, FileStream, IterableStream, Schema
+from trainer.streams import DeadLetter, DelayedLabelJoin, FileStream, IterableStream, ReplayStream, Schema
 
 FAR = 4e9  # the year 2096
 SCHEMA = {"columns": {"user": "int64", "label": "float32"}, "label": "label", "event_time": "time"}
@@ -120,3 +120,25 @@ def test_a_row_without_a_time_is_bad_and_leaves_the_times_of_its_batch(trainer):
     assert all(np.isfinite(extras["event_time"]).all() for (extras,) in newest)
     assert stream.dead_letter.report().startswith("1 of 40 rows set aside: event time is missing 1")
     assert trainer.tables.tables.tables["users"].counters["expired"] == before.get("expired", 0)
+
+
+@pytest.mark.parametrize("kind", [ReplayStream, lambda *table: IterableStream([table[0]], event_time=table[1])])
+def test_times_of_streams_in_memory_may_be_times(kind):
+    """Days were taken for seconds, and nanoseconds for times of the far future."""
+    first, seconds = np.datetime64("2024-01-01"), [1704067200.0, 1704153600.0]
+    days = np.array([first, first + 1])
+    forms = [
+        days,
+        days.astype("datetime64[ns]"),
+        days.tolist(),
+        days.astype(str),
+        np.array(seconds),
+        [*map(int, seconds)],
+    ]
+    for form in forms:
+        assert kind({"x": np.arange(2), "at": form}, "at").poll(2, 0).event_time.tolist() == seconds
+    assert np.isnan(kind({"x": np.arange(2), "at": [days[0].item(), None]}, "at").poll(2, 0).event_time[1])
+    with pytest.raises(
+        DataError, match="event time: row 1 of column 'at' takes a time; received text that is not a time"
+    ):
+        kind({"x": np.arange(2), "at": ["2024-01-01", "soon"]}, "at").poll(2, 0)

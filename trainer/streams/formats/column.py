@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ...checks import choice
-from ...errors import ConfigurationError, did_you_mean
+from ...errors import ConfigurationError, DataError, did_you_mean
 from . import coercion, conversion
 from .coercion import MISSING as MISSING
 from .conversion import Misfits
@@ -225,3 +225,22 @@ def short_repr(value: Any) -> str:
     """Return the repr of a value, cut to 80 characters."""
     text = repr(value.tolist() if isinstance(value, np.ndarray | np.generic) else value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+_EVENT_TIMES = Column(np.float64, default=float("nan"), allow_nan=True, coerce=True, times=True, time_unit="s")
+
+
+def event_times(values: np.ndarray, name: str) -> np.ndarray:
+    """Convert event times, numbers in seconds or times, to seconds, float64.
+
+    Missing ones become NaN. `name` is the name of their column.
+
+    Raises:
+        DataError: a value is no time.
+    """
+    if values.dtype.kind in "biuf":
+        return values.astype(np.float64)
+    seconds, misfits = _EVENT_TIMES.convert(values)
+    for row, reason in misfits.items():
+        raise DataError(f"event time: row {row} of column {name!r} {reason}")
+    return seconds

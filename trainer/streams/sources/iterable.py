@@ -18,6 +18,7 @@ from ...errors import DataError, StreamError
 from ..base import BufferedStream, Sharing
 from ..batch import Batch, Cursor, Position, Span, columns_of, cursors_of, is_frame
 from ..dead_letter import DeadLetter
+from ..formats.column import event_times
 from ..formats.ragged_column import Ragged, rows_of
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class IterableStream(BufferedStream):
         source: the iterable, the factory, or the dataset.
         names: column names for items that are tuples or lists; None for "column_0" and so on. A MindSpore dataset has
             its own names.
-        event_time: name of the column with seconds since the epoch, or None.
+        event_time: name of the column with seconds since the epoch or times, or None.
         rows: "batch" if items hold several rows, "single" if they hold one, or "auto" to decide by the first item: it
             is a single row if any of its values is a scalar.
         dead_letter: file for rows that cannot be trained on, or a `DeadLetter`.
@@ -256,7 +257,7 @@ class IterableStream(BufferedStream):
         return np.stack(values)
 
     def _batch(self, columns: dict[str, Any], spans: tuple[Span, ...]) -> Batch:
-        times = None if self.event_time is None else columns[self.event_time].astype(np.float64)
+        times = None if self.event_time is None else event_times(columns[self.event_time], self.event_time)
         return Batch(columns, times, spans)
 
     def seek(self, position: Position) -> None:

@@ -15,7 +15,7 @@ from ...errors import ConfigurationError, DataError, StreamError
 from ..base import Sharing, Stream
 from ..batch import Batch, Cursor, Position, Span, columns_of, cursors_of, is_frame
 from ..dead_letter import DeadLetter
-from ..formats.column import absent_column
+from ..formats.column import absent_column, event_times
 from ..formats.ragged_column import rows_of
 
 PARTITION = "table"
@@ -27,8 +27,8 @@ class ReplayStream(Stream):
     Args:
         table: a frame, or a mapping from name to an array or to lists of different lengths. All columns have the same
             number of rows.
-        event_time: name of the column with the event time in seconds, by which rows are sorted (stable sort); None to
-            keep the order of the table.
+        event_time: name of the column with the event time, in seconds or as times, by which rows are sorted (stable
+            sort); None to keep the order of the table.
         repeat: number of passes over the table; None to repeat forever. Event times are the same in every pass.
         rows_per_second: rate at which rows become available; None to make all rows available at once. The time counts
             from the first `poll`, also after a `seek`.
@@ -72,7 +72,7 @@ class ReplayStream(Stream):
         self.rows = next(iter(lengths.values()))
         self.repeat, self.rows_per_second = repeat, rows_per_second
         self.event_time = event_time
-        self._times = None if event_time is None else self._table[event_time].astype(np.float64)
+        self._times = None if event_time is None else event_times(self._table[event_time], event_time)
         self._order: np.ndarray | None = None  # row indexes in time order; None if the table is sorted already
         if self._times is not None and not (np.diff(self._times) >= 0).all():
             self._order = np.argsort(self._times, kind="stable")
