@@ -137,6 +137,10 @@ class Calibrator(Stateful):
         self._current: CalibrationMap | None = None
         self._is_current = False
 
+    def follow_stream(self) -> None:
+        """Let later rows count more than those so far, such as those of a validation."""
+        self._forgets = True
+
     def add(self, outputs: Any, labels: Any, weights: Any = None, ids: np.ndarray | None = None) -> None:
         """Add rows that the network has not been trained on.
 

@@ -277,6 +277,7 @@ def online_train(
                 epochs=None,
                 online=online,
                 set_aside=set_aside,
+                before_first_step=trainer.calibrator.follow_stream if trainer.calibrator is not None else lambda: None,
                 **limits,
             )
         finally:

@@ -170,6 +170,16 @@ def test_fit_learns_from_the_validation_of_the_weights_it_keeps(tmp_path):
     assert made.evaluate(valid, batch_size=4096)["calibrated_calibration"] == pytest.approx(1, abs=0.01)
 
 
+def test_a_stream_after_fit_forgets_the_rows_of_the_validation():
+    made = make_trainer({"half_life": 1000}, network=Numbers, rate=1e-6)
+    rows, valid, later = (traffic(count, seed)[0] for count, seed in ((4_000, 0), (20_000, 1), (30_000, 2)))
+    made.fit(rows, valid_dataset=valid, batch_size=512, callbacks=[])
+    later["click"] *= np.random.default_rng(0).random(30_000) < 0.2
+    made.online_train(batches(later, 512), callbacks=[])
+    answers = made.predict(rows, output="probability", batch_size=4096)
+    assert answers.mean() == pytest.approx(later["click"].mean(), rel=0.15)
+
+
 def test_no_version_comes_before_the_calibration(tmp_path):
     trainer, publish = make_trainer({**OPTIONS, "min_rows": 10_000}), Publish(tmp_path, Every(steps=1))
     trainer.online_train(batches(sampled(traffic(3_000)[0])), window=WINDOW, callbacks=[publish])
