@@ -49,6 +49,7 @@ class BatchTransform:
         # Times that another schema has decoded are in seconds, not in the unit that the features declare.
         times = [name for name, column in declared.items() if column.times]
         self._times = [name for name in times if name in decoded and decoded[name].times]
+        self._seen: set[str] = set()  # declared columns that rows have had
         self._versions: deque[tuple[Any, Learned, Recent, Keys | None]] = deque()
         self._ahead = features  # the features of the reading thread
         self._updated = features.learned, features.recent  # at the last complete update
@@ -72,6 +73,9 @@ class BatchTransform:
             raw |= {name: datetimes(raw[name]) for name in self._times if name in raw}
             if event_time is not None and batch.event_time is not None:
                 raw.setdefault(event_time, datetimes(batch.event_time))
+            # A column that earlier rows had is missing in each of these rows.
+            raw |= {name: np.full(batch.rows, None, object) for name in self._seen - raw.keys()}
+            self._seen |= raw.keys() & features.schema.fields.keys()
             rows = features.read(raw)
         if rows.bad:
             bad_rows = [

@@ -12,6 +12,7 @@ from trainer import Every, Trainer
 from trainer.errors import ConfigurationError
 from trainer.features import Bucketized, Categorical, FeatureEmbedding, Features, ListFeature, Numeric
 from trainer.features.statistics import Moments
+from trainer.features.stream_rows import BatchTransform
 from trainer.serving import Publish, ServedModel
 from trainer.streams import IterableStream, ReplayStream
 
@@ -179,3 +180,14 @@ def test_without_update_every_what_was_learned_stays():
     assert state_of(trainer) == before
     with pytest.raises(ConfigurationError, match="update_every"):
         make_trainer(update_every=0)
+
+
+def test_a_column_that_later_batches_lack_is_missing_in_each_of_their_rows():
+    """It ended the training, or not, as the rows happened to be cut into batches."""
+    features = Features([Numeric("x"), Categorical("city")], label="y")
+    items = [{"x": [1.0, 2.0], "city": ["a", "b"], "y": [0, 1]}, {"x": [1.0], "y": [1]}, {"city": ["a"], "x": [0.0]}]
+    stream = IterableStream(items, rows="batch")
+    stream.declare(features.schema)
+    transform = BatchTransform(features, stream)
+    assert [transform(stream.poll(9)).rows for _ in items] == [2, 1, 0]
+    assert stream.dead_letter.reasons == {"y is missing": 1}
