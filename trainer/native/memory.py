@@ -7,6 +7,7 @@ import math
 import mmap
 import os
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -26,13 +27,15 @@ def zeros(shape: tuple[int, ...], dtype: np.dtype | type) -> np.ndarray:
 
 
 class Memory:
-    """Bytes, zero at first, in anonymous memory or in a mapped file."""
+    """Bytes, zero at first, in anonymous memory or in a mapped file.
+
+    An existing file of that name is replaced: who has it open, such as a training that an evaluation runs beside, keeps
+    what it holds.
+    """
 
     def __init__(self, path: Path | str | None = None) -> None:
         self._map: mmap.mmap | None = None
-        self._file = None
-        if path is not None:
-            self._file = open(path, "w+b")  # noqa: SIM115 - lives as long as the mapping
+        self._file = None if path is None else _new_file(Path(path))
 
     def grow(self, size: int) -> int:
         """Grow to at minimum `size` bytes; return the new size.
@@ -82,6 +85,15 @@ class Memory:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _new_file(path: Path) -> BinaryIO:
+    """Create a file; an existing one of that name is removed first."""
+    path = path.resolve()  # a link may lead to another disk
+    while True:
+        with contextlib.suppress(FileExistsError):  # another process may have created it in between
+            path.unlink(missing_ok=True)
+            return open(path, "x+b")
 
 
 class Columns(dict[str, np.ndarray]):

@@ -160,6 +160,26 @@ def test_memory_in_a_file_grows_with_an_array_in_use(tmp_path):
     memory.close()
 
 
+def test_a_file_that_is_mapped_again_leaves_the_first_one_its_rows(tmp_path):
+    """An evaluation beside a training uses the same path; so does another Trainer of one process."""
+    (tmp_path / "rows").write_bytes(b"of an earlier run")
+    (tmp_path / "link").symlink_to(tmp_path / "rows")
+    first, second = Memory(tmp_path / "rows"), None
+    for value in (1, 2):
+        first.grow(100 * value)
+        first.array(np.int32, 25)[:] = value
+        second = Memory(tmp_path / "link")
+        second.grow(1 << 16)
+        assert not second.array(np.int32, 25).any()
+        second.array(np.int32, 25)[:] = 7
+        assert first.array(np.int32, 25).tolist() == [value] * 25
+    first.grow(1 << 20)
+    assert first.array(np.int32, 25).tolist() == [2] * 25
+    assert (tmp_path / "link").is_symlink()
+    first.close()
+    second.close()
+
+
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells how a file is mapped")
 def test_a_file_of_rows_is_mapped_for_access_at_random(tmp_path):
     """Otherwise the system may read and write 2 MB for each row: 30 steps on 4 GB wrote 254 GB."""
