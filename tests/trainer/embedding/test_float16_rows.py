@@ -8,7 +8,7 @@ from mindspore import Tensor, nn
 from callbacks import ModelCheckpoint
 from trainer import Trainer, checkpoint
 from trainer.checkpoint import capture
-from trainer.embedding import Embedding, EmbeddingBag, EmbeddingGroup, Eviction, RowAdam
+from trainer.embedding import Embedding, EmbeddingBag, EmbeddingGroup, Eviction, RowAdam, RowSGD
 from trainer.embedding.layers.embedding_cells import embedding_cells
 from trainer.errors import CheckpointMismatchError, ConfigurationError
 from trainer.features import Categorical, FeatureEmbedding, Features
@@ -76,6 +76,35 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(whole, snapshots
         assert np.array_equal(resumed[name][1].view(np.uint16), rows.view(np.uint16))
     moved = whole["item"][1][:, :DIM].astype(np.float32)
     assert np.abs(moved).max() > 0.02, "beyond the first values"
+
+
+class Odd(nn.Cell):
+    """Rows without slots: three weights of a user are trained, the one that is known is only read."""
+
+    def __init__(self):
+        super().__init__()
+        self.user = Embedding(3, name="user", dtype="float16", optimizer=RowSGD(0.5))
+        known = np.arange(300.0)[:, None] / 300
+        self.known = Embedding.from_pretrained(known, trainable=False, name="known", dtype="float16")
+        self.head = nn.Dense(3, 1)
+
+    def construct(self, user, item):
+        return self.head(self.user(user) + self.known(user)).reshape(-1)
+
+
+def build_odd():
+    ms.set_seed(1)
+    network = Odd()
+    return Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.01), seed=3)
+
+
+def test_rows_of_an_odd_width_without_slots_are_restored(tmp_path):
+    whole = fit(build_odd())
+    fit(build_odd(), max_steps=28, callbacks=[ModelCheckpoint(tmp_path, every=4)])
+    resumed = fit(build_odd(), resume=tmp_path)
+    for name, (ids, rows) in whole.items():
+        assert np.array_equal(resumed[name][0], ids)
+        assert np.array_equal(resumed[name][1].view(np.uint16), rows.view(np.uint16))
 
 
 def test_another_dtype_is_refused_by_name_and_init_from_converts(snapshots):

@@ -109,9 +109,12 @@ class RowStore:
         """Set distinct `rows` (integers [n]) to values in stored form, [n, items]."""
         with self.lock:
             self.preserve(rows)
+            items = self.words * 4 // self.dtype.itemsize
+            if values.shape[1] < items:  # a row of an odd number of float16 without the item that fills its last word
+                values = np.pad(values, ((0, 0), (0, items - values.shape[1])))
             # Write each row as one item: measured 2.5 to 8 times as fast as assigning to the two-dimensional array.
-            items = np.ascontiguousarray(values, self.dtype).view(self._item)
-            self._rows.view(self._item).reshape(-1).put(rows, items.reshape(-1))
+            stored = np.ascontiguousarray(values, self.dtype).view(self._item)
+            self._rows.view(self._item).reshape(-1).put(rows, stored.reshape(-1))
 
     def write_range(self, first: int, weights: np.ndarray, slots: np.ndarray) -> None:
         """Set consecutive rows from `first` on to `weights` and the same `slots`.
@@ -208,7 +211,7 @@ class CopyOnWriteView:
         for copied_rows, copy in self._copies:
             values[np.searchsorted(rows, copied_rows)] = copy
         self._copies = []
-        return values.view(store.dtype)[:, : self._columns]
+        return np.ascontiguousarray(values.view(store.dtype)[:, : self._columns])
 
     def release(self) -> None:
         """Detach from the store, once the values are copied or no longer needed."""
