@@ -17,7 +17,7 @@ from mindspore import Tensor, nn
 
 from tests.trainer.contents import assert_same, content
 from trainer import Every, LambdaCallback, ModelCheckpoint, Trainer
-from trainer.embedding import Embedding, Eviction, RowAdagrad
+from trainer.embedding import Embedding, Eviction, RowAdagrad, RowAdam, RowFTRL, RowSGD
 from trainer.embedding.tables.hashing import initial_rows
 from trainer.errors import CheckpointMismatchError, ConfigurationError
 from trainer.streams import Column, FileStream, ReplayStream, Schema
@@ -228,6 +228,20 @@ def test_a_snapshot_of_other_tables_is_refused_by_name(data, trained, tmp_path):
     other = build(Taste(names=("flavour", "bias")))
     with pytest.raises(CheckpointMismatchError, match="flavour, taste has no counterpart"):
         other.fit(data, 2, callbacks=[], batch_size=BATCH, resume=tmp_path)
+
+
+class SlowAdam(RowAdam):
+    """A user's own optimizer, with the slots of the one it derives from."""
+
+
+@pytest.mark.parametrize("other", [RowFTRL, RowSGD])
+def test_a_snapshot_of_another_row_optimizer_is_refused_by_name(data, trained, tmp_path, other):
+    """FTRL has as many slots as Adam, of another meaning."""
+    trained.save(tmp_path)
+    match = f"table 'taste' has optimizer {other.__name__}, the saved one RowAdam: "
+    with pytest.raises(CheckpointMismatchError, match=match):
+        fit(data, network=Taste(optimizer=other()), resume=tmp_path)
+    build(Taste(optimizer=SlowAdam())).load(tmp_path)
 
 
 class Computed(nn.Cell):

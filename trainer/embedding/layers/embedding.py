@@ -21,7 +21,7 @@ from ...mindspore_internals.traced_inputs import TracedInput
 from ..tables.hashing import INITIALIZERS, UNSHARDED, Shards, initial_rows, stable_seed, to_ids
 from ..tables.spec import DTYPES, Eviction, MinSightings, Probability, TableSpec
 from ..tables.table import SparseTable
-from .row_optimizer import RowOptimizer
+from .row_optimizer import RowOptimizer, rule_of
 
 DENSE_ROWS = 1_000_000  # largest capacity for which mode "auto" takes a dense table
 MODES = ("auto", "dense", "sparse")
@@ -305,6 +305,8 @@ class Embedding(nn.Cell):
             else:
                 contents.append(table.rebuild(slots, shards or table.shards))
             self.host.optimizer = optimizer
+            if optimizer is not None and self.spec.trainable:
+                self.host.table.rule = rule_of(optimizer)
             for ids_and_vectors in filter(None, contents):
                 self.host.table.put(*ids_and_vectors)
         return self.host.table

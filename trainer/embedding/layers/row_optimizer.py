@@ -63,5 +63,17 @@ class RowOptimizer(nn.Cell):
         return None
 
     def settings(self) -> dict[str, float | bool | str | None]:
-        """Return the class name and the hyperparameters, which a restore compares."""
+        """Return the class name and the hyperparameters.
+
+        Tables with equal settings are updated together.
+        """
         return {"name": type(self).__name__, **{name: getattr(self, name) for name in self.hyperparameters}}
+
+
+def rule_of(optimizer: RowOptimizer) -> str:
+    """Return the name of the first class of this package that an optimizer is of.
+
+    Snapshots hold it, because other rules give other meanings to the same slots.
+    """
+    package = __name__.partition(".")[0]
+    return next(kind.__name__ for kind in type(optimizer).__mro__ if kind.__module__.startswith(f"{package}."))

@@ -23,7 +23,13 @@ def dirty_column(consumer: str) -> str:
 
 
 class TableRows:
-    """A table's ids, rows and bookkeeping; `SparseTable` adds planning and training."""
+    """A table's ids, rows and bookkeeping; `SparseTable` adds planning and training.
+
+    Attributes:
+        rule: name of the row optimizer whose slots the rows have; None if the table is only read.
+    """
+
+    rule: str | None = None
 
     def __init__(self, spec: TableSpec, first_slots: np.ndarray, shards: Shards = UNSHARDED) -> None:
         self.spec = spec

@@ -130,6 +130,7 @@ def take(
             "width": table.width,
             "dtype": table.spec.dtype,
             "seed": f"{table.seed:016x}",
+            "optimizer": table.rule,
             "step": first.step,
             "next_row": first.next_row,
             "last_sweep": first.last_sweep,
@@ -178,11 +179,13 @@ def check_states(tables: Mapping[str, SparseTable], states: Sequence[Mapping[str
 
 def _check_json(table: SparseTable, json: Mapping[str, Any], *, first: bool) -> None:
     # A read-only table has no optimizer slots and restores only the weights.
-    width = json["width"] if table.width == table.spec.dim else table.width
-    saved = {"dtype": "float32", **json}  # states of older releases have no dtype
+    width = json["width"] if table.rule is None and table.width == table.spec.dim else table.width
+    saved = {"dtype": "float32", "optimizer": None, **json}  # states of older releases have neither
+    optimizer = saved["optimizer"] if None in (table.rule, saved["optimizer"]) else table.rule
     checks = (
         ("dim", table.spec.dim, "dim"),
         ("dtype", table.spec.dtype, "dtype (init_from converts the rows)"),
+        ("optimizer", optimizer, "optimizer (init_from takes the weights alone)"),
         ("width", width, "optimizer"),
         ("seed", f"{table.seed:016x}", "name or seed"),
     )
