@@ -97,6 +97,7 @@ class Cursor:
         if self._restore_seed and self.source.takes_seed and seed is not None:
             self.source.seed = seed
         current = self.source.describe()
+        saved = {"parts": current.get("parts"), **saved}  # snapshots of older releases do not name the parts
         self._convert_steps(current, saved)
         changed = [f"{key} {saved.get(key)!r} -> {current[key]!r}" for key in current if saved.get(key) != current[key]]
         if changed:
@@ -127,7 +128,7 @@ class Cursor:
             self.position = dataclasses.replace(position, batch=done)
             if rest:
                 current["processes"] = after  # the position is inside a step, so the epoch must restart
-        elif current["batch_size"] != saved.get("batch_size"):
+        elif "batch_size" in saved and current["batch_size"] != saved["batch_size"]:
             first = position.state["row"] if position.state and position.state["epoch"] == position.epoch else 0
             row = first + position.batch * saved["batch_size"]
             self.position = dataclasses.replace(position, batch=0, state={"epoch": position.epoch, "row": row})

@@ -9,7 +9,14 @@ import pytest
 from mindspore import nn
 
 from trainer import Callback, Every, LambdaCallback, ModelCheckpoint, ReduceLROnPlateau, Trainer
+from trainer.data.finite.shards import DividedSource, ShardedArrays
+from trainer.data.finite.sources import ArraySource
+from trainer.data.position import Position
+from trainer.distributed.agreement import StopHooks
+from trainer.distributed.group import Group
 from trainer.errors import CheckpointMismatchError, DataError
+from trainer.run.cursor import Cursor
+from trainer.state import Progress
 
 ROWS, BATCH = 320, 32  # ten batches
 
@@ -253,3 +260,48 @@ def test_an_epoch_that_is_limited_to_fewer_batches_than_were_trained_says_so(run
     run("arrays", tmp_path, {}, network=linear(), max_steps=6, sink_size=1)
     with pytest.raises(DataError, match="no batches after the first 6, where the resumed run continues; give it"):
         run("arrays", tmp_path, {}, network=linear(), resume=tmp_path, sink_size=1, limit_train_batches=4)
+
+
+class Alike(Group):
+    """Rank 0 of processes that give the same answers."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def gather_json(self, value):
+        return [value] * self.size
+
+
+def cursor_of_parts(size, batch=0):
+    """Return the cursor of a training on one of `size` parts of the data, behind so many batches."""
+    hooks = StopHooks(lambda: None, lambda reason: None)
+    source = DividedSource(ArraySource({"x": np.zeros((96, 1), np.float32)}, 4), Alike(size), hooks)
+    cursor = Cursor(source, Progress(step_in_epoch=batch))
+    cursor.position = Position(0, batch)
+    return cursor
+
+
+def test_data_in_another_number_of_parts_restart_the_epoch(caplog):
+    saved = cursor_of_parts(3, batch=4).state_dict()
+    same, other = cursor_of_parts(3), cursor_of_parts(2)
+    same.load_state_dict(saved)
+    assert same.position == Position(0, 4)
+    assert not caplog.records
+    other.load_state_dict(saved)
+    assert other.position == Position(0, 0)
+    assert "parts 3 -> 2" in caplog.text
+    assert "the epoch restarts, and 4 batches are repeated" in caplog.text
+    del saved["loop"]["source"]["parts"]  # as releases did that did not name it
+    same.load_state_dict(saved)
+    assert same.position == Position(0, 4)
+
+
+def test_arrays_instead_of_a_pipeline_on_more_processes_restart_the_epoch(caplog):
+    source = ShardedArrays({"x": np.zeros((96, 1), np.float32)}, 4, Alike(2))
+    cursor = Cursor(source, Progress())
+    cursor.position = Position(0, 3)
+    saved = cursor.state_dict()
+    saved["loop"]["source"] = {"kind": "PipelineSource", "size": 10, "seed": 0}
+    cursor.load_state_dict(saved)
+    assert cursor.position == Position(0, 0)
+    assert "'PipelineSource' -> 'ArraySource'" in caplog.text

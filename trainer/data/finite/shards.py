@@ -172,8 +172,8 @@ class DividedSource(LockstepSource):
         self._ahead = value
 
     def describe(self) -> dict[str, Any]:
-        """Return only a fixed kind, because each process has different rows."""
-        return {"kind": "separate"}
+        """Return only the kind and the number of parts, whose rows differ."""
+        return {"kind": "separate", "parts": self.group.size}
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item | None]:
         steps = start
