@@ -93,10 +93,11 @@ class EarlyStopping(Patience):
 
     def on_train_begin(self, trainer: Trainer) -> None:
         super().on_train_begin(trainer)
-        if self.restore_best and trainer.tables is not None:
+        sparse = {} if trainer.tables is None else trainer.tables.tables.tables  # dense tables are parameters
+        if self.restore_best and sparse:
             raise ConfigurationError(
                 "EarlyStopping(restore_best=True) would not restore the rows of sparse tables "
-                f"({', '.join(trainer.tables.tables.tables)}), only the network's weights; use "
+                f"({', '.join(sparse)}), only the network's weights; use "
                 f"ModelCheckpoint(folder, monitor={self.monitor!r}, restore_best=True), which restores both"
             )
 

@@ -53,7 +53,7 @@ class LRFinder(Callback):
         self._initial: list[tuple[Parameter, np.ndarray]] = []
 
     def setup(self, trainer: Trainer) -> None:
-        if trainer.tables is not None:
+        if trainer.tables is not None and trainer.tables.tables.tables:  # dense tables are parameters
             raise ConfigurationError(
                 "LRFinder cannot restore rows of sparse tables; run it with dense tables (mode='dense')"
             )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from mindspore import nn
 
-from callbacks import DeviceStats, JSONLinesLogger, LambdaCallback, LRFinder
+from callbacks import DeviceStats, EarlyStopping, JSONLinesLogger, LambdaCallback, LRFinder
 from trainer import Trainer
 from trainer.embedding import Embedding
 from trainer.errors import ConfigurationError
@@ -73,3 +73,32 @@ def test_a_scheduled_rate_cannot_be_searched(cancer):
     trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), schedule))
     with pytest.raises(ConfigurationError, match="learning rate"):
         trainer.fit(cancer["train"], batch_size=64, callbacks=[LRFinder()])
+
+
+class OfTables(nn.Cell):
+    """The vector of an id, from a dense or a sparse table."""
+
+    def __init__(self, mode):
+        super().__init__()
+        self.table, self.top = Embedding(2, 40, mode=mode, name="ids"), nn.Dense(2, 1)
+
+    def construct(self, ids):
+        return self.top(self.table(ids))
+
+
+def test_dense_tables_are_parameters_as_others():
+    data = {"ids": np.arange(40), "label": np.ones((40, 1), np.float32)}
+
+    def build(mode):
+        network = OfTables(mode)
+        return Trainer(network, nn.MSELoss(), nn.Adam(network.trainable_params(), 1e-3))
+
+    trainer = build("dense")
+    for _ in range(2):
+        trainer.compile(data, batch_size=20, sink_size=1)
+    for callback in (LRFinder(steps=10), EarlyStopping("loss", restore_best=True)):
+        trainer.fit(data, 6, batch_size=20, callbacks=[callback], sink_size=1)
+    with pytest.raises(
+        ConfigurationError, match="programs with sparse tables are compiled when the first ids are known"
+    ):
+        build("sparse").compile(data, batch_size=20, sink_size=1)

@@ -13,6 +13,7 @@ from .. import checks
 from ..cadence import Every
 from ..data.feed import Feed
 from ..data.user_data import RAW_BATCH_SIZE, Form, UserData, named_sets
+from ..embedding.layers.embedding_cells import embedding_cells
 from ..errors import ConfigurationError, DataError
 from ..mindspore_internals.pipelines import current_seed
 from ..state import Phase
@@ -144,7 +145,7 @@ def compile_program(
     source = UserData(sample, trainer.features).source(batch_size, seed=trainer.order_seed)
     if source.one_shot:
         raise ConfigurationError("compile: would use up the generator; pass a function that returns a fresh one")
-    if trainer.tables is not None:
+    if any(not cell.is_dense for cell in embedding_cells(trainer.network)):
         raise ConfigurationError("compile: programs with sparse tables are compiled when the first ids are known")
     check_idle(trainer)
     with only_thread("compile"):
