@@ -3,7 +3,7 @@
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, experimental, nn, ops
 
 from trainer.embedding import RowAdagrad, RowAdam, RowFTRL, RowOptimizer, RowSGD
 from trainer.embedding.layers import row_optimizers
@@ -162,3 +162,9 @@ def test_impossible_numbers_are_refused():
     for kind in (RowAdam, RowAdagrad):
         with pytest.raises(TypeError, match=r"row_wise=\.\.\.\).*takes True or False; received 'no'"):
             kind(row_wise="no")
+
+
+@pytest.mark.parametrize("kind", [experimental.optim.Adam, experimental.optim.AdamW])
+def test_rows_follow_the_numbers_of_an_experimental_optimizer(kind):
+    like = row_optimizer_like(kind([Parameter(Tensor(np.zeros(2, np.float32)))], betas=(0.5, 0.75), eps=0.125))
+    assert like.settings() == RowAdam(beta1=0.5, beta2=0.75, eps=0.125).settings()

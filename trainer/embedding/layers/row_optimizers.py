@@ -287,6 +287,10 @@ class RowFTRL(RowOptimizer):
 
 def _hyperparameter(optimizer: nn.Cell, name: str, default: float) -> float:
     value = getattr(optimizer, name, default)
+    if groups := getattr(optimizer, "param_groups", None):  # of `mindspore.experimental.optim`
+        first = groups[0]
+        betas = first.get("betas", (default, default))
+        value = {"beta1": betas[0], "beta2": betas[1]}.get(name, first.get(name, value))
     if isinstance(value, Tensor):
         value = float(value.asnumpy().ravel()[0])
     return float(value) if isinstance(value, int | float) else default
