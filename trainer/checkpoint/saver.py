@@ -85,7 +85,7 @@ class Saver:
             self.wait()  # raise the error of a failed write before any rank enters the collectives below
             if content.optimizer is None:
                 check_training_step(self._group, content.network)
-            average_statistics(self._group, content.network)
+            average_statistics(self._group, content.network, content.parts.get("averages"))
             merge_on_main(self._group, content.accumulation.gradient_sums, content.parts.values())
         position = None if content.cursor is None else content.cursor.shared_position()
         is_divided = content.tables is not None and content.tables.is_divided

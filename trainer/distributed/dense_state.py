@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
@@ -68,11 +69,19 @@ def check_training_step(group: Group, step: nn.Cell) -> None:
         )
 
 
-def average_statistics(group: Group, network: nn.Cell) -> None:
-    """Average the moving statistics over all processes; a collective call."""
+def average_statistics(group: Group, network: nn.Cell, average: Any = None) -> None:
+    """Average the moving statistics over all processes; a collective call.
+
+    Also those in `average`, a `WeightAverage` or None: each process has averaged its own.
+    """
     if group.size == 1:
         return
-    for parameter in moving_statistics(network):
+    statistics = moving_statistics(network)
+    if average is not None:
+        own = {id(parameter) for parameter in statistics}
+        averages = zip(average.sources, average.averages, strict=True)
+        statistics = [*statistics, *(mean for source, mean in averages if id(source) in own)]
+    for parameter in statistics:
         value = parameter.asnumpy()
         if value.dtype.kind == "f":
             mean = group.gather(value.astype(np.float64)).mean(0)

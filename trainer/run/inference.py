@@ -65,7 +65,7 @@ def evaluate_feed(
     With `fit_calibration`, the calibration is fitted on the rows.
     """
     find_tables(trainer, feed.source, feed.options)
-    average_statistics(trainer.group, trainer.network)
+    average_statistics(trainer.group, trainer.network, trainer.builder.average)
     cell, tally = trainer.builder.inference.evaluate_cell(), _make_tally(trainer)
     if trainer.calibrator is not None and trainer.own_eval_network is None:
         tally.calibrated = CalibratedRows(trainer.calibrator, fit_calibration=fit_calibration)
@@ -180,7 +180,7 @@ def _predictions(trainer: TrainerBase, feed: Feed, convert: Any, *, own: bool = 
     is_top_level = trainer.state.phase is Phase.IDLE  # a call from a callback completes even after a stop signal
     with contextlib.closing(feed):
         find_tables(trainer, feed.source, feed.options)
-        average_statistics(trainer.group, trainer.network)
+        average_statistics(trainer.group, trainer.network, trainer.builder.average)
         cell = programs.predict_cell()
         with call(trainer, Phase.PREDICT, []) as signals, programs.mode(cell), contextlib.closing(feed):
             yield from loop.predict(trainer, feed, cell, convert, own=own, interruptible=is_top_level)

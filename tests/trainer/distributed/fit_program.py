@@ -14,7 +14,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, amp, nn
 
-from callbacks import Callback, ModelCheckpoint, SkipNonFinite
+from callbacks import EMA, Callback, ModelCheckpoint, SkipNonFinite
 from tests.trainer.distributed import jobs
 from trainer import Trainer
 from trainer.run import run as training_run
@@ -142,7 +142,10 @@ def main(folder):
     parts = trainer.predict({"x": x}, batch_size=85, stream=True)
     run.found["predicted one by one"] = np.array([len(part) for part in parts])
     checkpoint = ModelCheckpoint(f"{folder}/snapshots_{size}", every=4)
-    run.fit("normed", trainer, sink_size=1, stop_at=5 if rank == size - 1 else None, callbacks=[checkpoint])
+    run.fit("normed", trainer, sink_size=1, stop_at=5 if rank == size - 1 else None, callbacks=[EMA(0.9), checkpoint])
+    # of weights and statistics, as the last snapshot has them
+    averages = trainer.parts["averages"].state_dict()["arrays"]
+    run.found |= {f"normed/averages/{name}": value.copy() for name, value in averages.items()}
     run.found["normed/predictions"] = trainer.predict({"x": x}, batch_size=85)
     network, loss = make_network(), Scaled(1.0 + rank)
     run.fit("scaled loss", Trainer(network, loss, nn.SGD(network.trainable_params(), 0.1)), epochs=1)
