@@ -167,6 +167,27 @@ def non_finite_rows(column: np.ndarray | Ragged, *, nan_allowed: bool = False) -
     return np.flatnonzero(is_bad_row)
 
 
+def with_finite_inputs(columns: Columns, others: int) -> Columns:
+    """Return columns in which rows of weight 0 have 0 for NaN and infinite inputs.
+
+    These rows count for nothing, but the gradient of 0 times NaN is NaN.
+
+    Args:
+        others: number of columns after the inputs; the last one holds the row weights.
+    """
+    weightless = columns[-1].reshape(-1) == 0
+    if not weightless.any():
+        return columns
+    return (*(_finite_at(weightless, column) for column in columns[:-others]), *columns[-others:])
+
+
+def _finite_at(rows: np.ndarray, column: np.ndarray) -> np.ndarray:
+    if column.dtype.kind != "f" or column.shape[:1] != rows.shape:
+        return column
+    is_replaced = ~np.isfinite(column) & rows.reshape(-1, *[1] * (column.ndim - 1))
+    return np.where(is_replaced, column.dtype.type(0), column) if is_replaced.any() else column
+
+
 @dataclass(frozen=True)
 class ColumnOrder:
     """Arranges the columns of a batch by their names."""

@@ -133,6 +133,7 @@ class FeedOptions:
     padded_size: Callable[[int], int | None] | None = None
     has_weights: bool = False  # whether the last column of a batch holds row weights
     row_weights: bool = False  # whether padded batches carry row weights in their last column
+    weighed: int = 0  # columns after the inputs, the last with row weights that the trainer applies; 0 without weights
     filling: RowFilling | None = None  # decides which training batches are padded; each of them needs its own call
     # Called with the columns and names of a batch if its shapes or dtypes differ from those of the previous batch.
     # Raises DataError.

@@ -13,7 +13,7 @@ from mindspore import nn
 
 from ..errors import DataError, did_you_mean
 from ..mindspore_internals.dict_networks import ATTRIBUTE, batch_keys, require_declared_keys
-from .as_columns import Columns, are_unnamed, dtype_of, form_of
+from .as_columns import Columns, are_unnamed, dtype_of, form_of, with_finite_inputs
 from .chunk import FeedOptions
 from .ragged import RaggedColumns
 from .source import Item, Source
@@ -212,13 +212,16 @@ class BatchConversion:
         if self._options.list_types is not None:
             columns = self._options.list_types(columns, names)
         columns, self.names = self.ragged(columns, names, item.lengths if self._options.pads_alike else None)
+        if self._options.weighed:
+            columns = with_finite_inputs(columns, self._options.weighed)
         item_form = self._check(columns, number, epoch)
         if self._options.columns is not None:
             columns, item_form = columns[: self._options.columns], item_form[: self._options.columns]
         if self._source.reuses_buffers:
             # The batch waits in a group while the source reads the next one into the same memory.
             columns = tuple(np.array(column) for column in columns)
-        unchanged = columns is item.columns and extras is item.extras and self._options.inspect is None
+        unchanged = columns is item.columns and extras is item.extras
+        unchanged = unchanged and self._options.inspect is None and not self._options.weighed
         self._unchanged = form if unchanged else None
         item.columns, item.extras, item.form = columns, extras, item_form
 

@@ -127,6 +127,7 @@ def training_feed(
         list_types=None if source.endless else trainer.builder.list_types,
         order=None if source.endless else column_order(trainer, source, trainer.network, trainer.label_count),
         rows_column=-trainer.label_count,
+        weighed=trainer.label_count if trainer.builder.padded.weighed else 0,
         pads_alike=True,
         batches_per_epoch=batches,
         marks=marks,

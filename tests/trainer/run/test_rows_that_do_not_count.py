@@ -108,6 +108,19 @@ def test_a_prediction_of_a_row_of_weight_0_may_be_nan():
     assert trainer.evaluate((x, X[:, 1], weight), batch_size=16) == pytest.approx(expected, rel=1e-6)
 
 
+def test_an_input_of_a_row_of_weight_0_may_be_nan_or_infinite():
+    weight = (np.arange(40) % 3 > 0).astype(np.float32)
+    trained = []
+    for value in (np.nan, np.inf, 0):
+        network, features = OneNumber(), Features([Numeric("x")], label="y", weight="w")
+        trainer = Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.1), features=features)
+        x = np.where(weight > 0, X[:, 0], value).astype(np.float32)[:, None]
+        trainer.fit((x, X[:, 1], weight), batch_size=20, shuffle=False, callbacks=[])
+        trained.append(network.dense.weight.asnumpy().item())
+    assert len({*trained}) == 1
+    assert np.isfinite(trained[0])
+
+
 WEIGHTED = {"class_weights": np.array([1, 10, 0], np.float32), "ignored": None}
 
 
