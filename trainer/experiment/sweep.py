@@ -31,6 +31,7 @@ from .configuration.yaml_tree import dump_line
 from .runs.compare import is_running
 from .runs.run_folder import CONFIG, resume_overrides
 from .sweep_plan import (
+    FAILED,
     MODES,
     PLAN,
     PRUNED,
@@ -241,10 +242,12 @@ class _Sweep:
 
     def _start(self, trial: Trial) -> None:
         """Start a trial; mark it as failed if its configuration is invalid."""
+        trial.folder.with_suffix(FAILED).unlink(missing_ok=True)
         try:
             options = self._options(trial)
         except ConfigurationError as error:
             trial.state = "failed"
+            trial.folder.with_suffix(FAILED).touch()
             trial.folder.with_suffix(".log").write_text(f"{mask_text(str(error))}\n", "utf-8")
             logger.warning("trial %d cannot start: %s", trial.number, mask_text(str(error)))
             self.search.ended(trial, None)
@@ -311,6 +314,7 @@ class _Sweep:
         self._check_monitor(trial)
         if trial.state == "waiting":  # it was killed, or ended without a result
             trial.state = "failed"
+            trial.folder.with_suffix(FAILED).touch()
         if trial.state == "failed":
             logger.warning("trial %d failed; its output is in %s", trial.number, trial.folder.with_suffix(".log"))
         else:

@@ -18,6 +18,7 @@ from ..report.run_data import read_record
 from .runs.run_folder import METRICS, RECORD, read_json_or
 
 PLAN, TRIALS, PRUNED = "sweep.json", "trials.jsonl", "pruned"
+FAILED = ".failed"  # suffix of the mark of a trial that failed without a result; a resumed sweep starts it again
 MODES = ("auto", "min", "max")
 
 

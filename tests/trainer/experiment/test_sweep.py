@@ -178,7 +178,9 @@ def test_a_sweep_whose_trials_all_failed_has_a_page(config, tmp_path, capsys):
     with project_paths(config):
         assert main(command) == 1
     assert "000 failed" in " ".join(capsys.readouterr().out.split())
-    assert "<td>000</td>" in (tmp_path / "sweep" / "report.html").read_text("utf-8")
+    page = (tmp_path / "sweep" / "report.html").read_text("utf-8")
+    assert "<td>000</td><td>failed</td>" in page
+    assert "waiting</td>" not in page
 
 
 @pytest.mark.long

@@ -18,7 +18,7 @@ from callbacks.output import without_equal_losses
 from ...errors import ConfigurationError
 from ...report.page import page
 from ...report.run_data import Record, RunData, SweepData, read_record, series_of_history
-from ..sweep_plan import PLAN, best_first, read_plan, read_trials
+from ..sweep_plan import FAILED, PLAN, best_first, read_plan, read_trials
 from . import run_folder
 from .compare import duration, is_running, state_of
 from .run_folder import Run
@@ -51,6 +51,9 @@ def render_sweep(folder: Path) -> str:
     """Render the page of a sweep: its trials, and the best runs overlaid."""
     plan = read_plan(folder)
     trials = best_first(read_trials(folder), plan)
+    for trial in trials:
+        if trial.state == "waiting" and trial.folder.with_suffix(FAILED).is_file():
+            trial.state = "failed"
     rows = [(t.folder.name, t.state, [t.values[path] for path in plan.vary], t.value) for t in trials]
     shown = [trial.folder for trial in trials if (trial.folder / run_folder.CONFIG).is_file()][:RUNS_SHOWN]
     runs = [run_data(Run.read(path), path.name) for path in shown]
