@@ -162,6 +162,13 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
         load_config(tmp_path / "latin.yaml")
 
 
+@pytest.mark.parametrize("name", ["visits.csv", "visits.PARQUET"])
+def test_a_table_in_place_of_an_experiment_is_named(tmp_path, name):
+    (tmp_path / name).write_bytes(b"age,click\n\xff,1\n")
+    with pytest.raises(ConfigErrors, match=rf"{name}: is a table of rows, not an experiment; `trainer init "):
+        load_config(tmp_path / name)
+
+
 def test_scalars_mean_what_people_expect():
     text = "[1e-3, 010, yes, on, 2024-01-01, 1:30, 0x1f, 1_000, .inf, ~, true, 1.5, '1e-3', -2, 1_]"
     expected = [1e-3, 10, "yes", "on", "2024-01-01", "1:30", 31, 1000, float("inf"), None, True, 1.5, "1e-3", -2, "1_"]

@@ -16,9 +16,11 @@ from .class_paths import has_reference
 from .experiment_config import ExperimentConfig
 from .extends import read_extended
 from .object_spec import to_plain
-from .problems import ConfigErrors
+from .problems import ConfigErrors, Problem, SourceLocation
 from .reader import Reader
 from .yaml_tree import Tree, apply_overrides
+
+_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> ExperimentConfig:
@@ -34,6 +36,9 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> ExperimentCo
     path, overrides = Path(path), tuple(overrides)
     if path.is_dir() and (path / "config.yaml").is_file():
         path = path / "config.yaml"
+    if path.suffix.lower() in _TABLES and path.is_file():
+        message = f"is a table of rows, not an experiment; `trainer init {path}` writes an experiment for it"
+        raise ConfigErrors([Problem(SourceLocation(str(path)), "", message)])
     tree, problems = apply_overrides(_without_lost_statistics(read_extended(path), path), overrides)
     reader = Reader(tree, problems, run_folder.recorded_defaults(path.parent, overrides))
     with run_folder.project_paths(path):
