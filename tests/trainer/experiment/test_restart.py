@@ -156,6 +156,13 @@ def test_without_a_run_here_the_mirror_is_asked(killed):
     shutil.rmtree("runs/mirrored")
 
 
+@pytest.mark.parametrize("ignored", ["run_dir=runs/elsewhere", "init_from=runs/undisturbed"])
+def test_a_resumed_run_refuses_what_it_would_ignore(killed, ignored, capsys):
+    assert main(["fit", "--resume", "runs/sums", "--set", ignored]) == 2
+    assert f"--set {ignored.partition('=')[0]}=... has no effect" in " ".join(capsys.readouterr().err.split())
+    assert not Path("runs/sums/resumes.json").exists()
+
+
 def test_auto_needs_a_configuration(project, capsys):
     assert main(["fit", "--resume", "auto"]) == 2
     assert "auto is not a run folder" in capsys.readouterr().err

@@ -64,6 +64,8 @@ def train(config: ExperimentConfig, command: str, resume: bool) -> Path:
     mirror = None if config.mirror is None else Mirror(expand(config.mirror, "mirror"))
     # a run that was killed before its first snapshot starts over
     has_snapshot = resume and bool(available(config.run_dir / FOLDER))
+    if resume:
+        _refuse_ignored(config, has_snapshot)
     fits_features = command == "online" and not has_snapshot and config.features is not None
     experiment = build(config, (*splits, "train") if fits_features else splits)
     if config.init_from is not None and not has_snapshot:
@@ -94,6 +96,20 @@ def train(config: ExperimentConfig, command: str, resume: bool) -> Path:
         finally:
             if mirror is not None:  # mirror the results too, which are written after training
                 mirror.catch_up()
+
+
+def _refuse_ignored(config: ExperimentConfig, has_snapshot: bool) -> None:
+    """Raise ConfigurationError if an override of a resume would have no effect."""
+    ignored = {"run_dir": "a run stays in its folder, which may be moved between two runs"}
+    if has_snapshot:
+        ignored["init_from"] = "the run continues from its own snapshot"
+    for override in config.overrides:
+        name = override.partition("=")[0].strip().partition(".")[0]
+        if name in ignored:
+            raise ConfigurationError(
+                f"--set {name}=... has no effect on the resumed run {config.run_dir}: {ignored[name]}; leave it out, "
+                "or begin another run"
+            )
 
 
 def _fit_features(experiment: Experiment) -> None:
