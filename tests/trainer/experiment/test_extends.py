@@ -166,3 +166,18 @@ def test_the_folder_that_a_run_publishes_to_is_found_by_its_variable(write, tmp_
     write("run/config.yaml", BASE + callbacks)
     monkeypatch.setenv("ROOT_OF_THE_TEST", str(tmp_path))
     assert published_by(tmp_path / "run") == tmp_path / "v"
+
+
+def test_a_variable_in_a_list_of_numbers_is_a_number(write, monkeypatch):
+    text = """\
+experiment: env
+features: {columns: [{kind: numeric, name: x}], label: y}
+network: {model: deepfm, dim: 2, hidden: [3, "${env:WIDTH_OF_THE_TEST}"]}
+loss: mindspore.nn.MSELoss
+optimizer: {class_path: mindspore.nn.SGD, init_args: ["${env:RATE_OF_THE_TEST}"]}
+"""
+    monkeypatch.setenv("WIDTH_OF_THE_TEST", "5")
+    monkeypatch.setenv("RATE_OF_THE_TEST", "0.5")
+    trainer = build(load_config(write("env.yaml", text)), ()).trainer
+    assert (5, 3) in [parameter.shape for parameter in trainer.network.trainable_params()]
+    assert trainer.learning_rate == 0.5

@@ -164,7 +164,7 @@ def instantiate(spec: ObjectSpec, supplied: Mapping[str, Any] | None = None) -> 
         raise ConfigErrors([Problem(spec.location, spec.path, str(error))]) from error
     signature = real_signature(target)
     try:
-        positional = _positional(spec, signature)
+        positional = _positional(spec, signature, supplied or ())
         keywords = _keywords(spec.init_args, signature)
     except ConfigErrors:
         raise
@@ -191,8 +191,9 @@ def instantiate(spec: ObjectSpec, supplied: Mapping[str, Any] | None = None) -> 
         raise ConfigErrors([Problem(spec.location, spec.path, _failure(spec, error))]) from error
 
 
-def _positional(spec: ObjectSpec, signature: Signature | None) -> tuple[Any, ...]:
-    names = itertools.chain(signature.accepts if signature is not None else (), itertools.repeat(""))
+def _positional(spec: ObjectSpec, signature: Signature | None, supplied: Iterable[str]) -> tuple[Any, ...]:
+    parameters = () if signature is None else signature.accepts
+    names = itertools.chain((name for name in parameters if name not in supplied), itertools.repeat(""))
     return tuple(_argument(name, value, signature) for name, value in zip(names, spec.args, strict=False))
 
 
@@ -207,21 +208,28 @@ def _argument(name: str, value: Any, signature: Signature | None) -> Any:
     if accepts is None:
         return instance
     fits, converted = accepts.convert(instance)
-    if isinstance(value, str) and has_reference(value) and not fits:
-        fits, converted = accepts.convert(parse_tree(instance, name).value)  # "6379" becomes a number
+    if has_reference(value) and not fits:
+        fits, converted = accepts.convert(_instantiated(value, name, parsed=True))  # "6379" becomes a number
         if not fits:
             raise ConfigurationError(f"{name}: the value of {value} does not fit; accepts {accepts.text}")
     return converted
 
 
-def _instantiated(value: Any, name: object) -> Any:
+def _instantiated(value: Any, name: object, *, parsed: bool = False) -> Any:
+    """Create the objects in a plain value, and replace its references.
+
+    With `parsed`, the values of variables are read as YAML.
+    """
     if isinstance(value, ObjectSpec):
         return instantiate(value)
     if isinstance(value, dict):
-        return {key: _instantiated(item, key) for key, item in value.items()}
+        return {key: _instantiated(item, key, parsed=parsed) for key, item in value.items()}
     if isinstance(value, list):
-        return [_instantiated(item, name) for item in value]
-    return expand(value, name) if isinstance(value, str) else value
+        return [_instantiated(item, name, parsed=parsed) for item in value]
+    if not isinstance(value, str):
+        return value
+    text = expand(value, name)
+    return parse_tree(text, str(name)).value if parsed and has_reference(value) else text
 
 
 def _failure(spec: ObjectSpec, error: Exception) -> str:
