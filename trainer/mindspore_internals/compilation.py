@@ -16,7 +16,7 @@ This module relies on the following MindSpore internals:
   directory.
 - To report the source line of a failed compilation, MindSpore opens the file named by the code object. The files of
   notebook inputs do not exist; their text is in `linecache`. If the file is missing, MindSpore logs "Get realpath
-  failed" twenty times.
+  failed" twenty times. Inputs of IPython in a terminal have names such as "<ipython-input-3-5f2a>", no paths.
 """
 
 from __future__ import annotations
@@ -109,13 +109,28 @@ _original_get_location: Any = vars(parser.Parser).get("get_location")
 def _get_location(self: Any, node: Any) -> list[Any]:
     """Return the position, source and comments of a syntax node; cached in the node."""
     if not isinstance(node, ast.AST):  # None, or several nodes
-        return _original_get_location(self, node)
+        return _in_source_file(_original_get_location(self, node))
     function = (self.filename, self.line_offset)  # functions with equal sources share nodes
     cached = getattr(node, "_trainer_location", None)
     if cached is None or cached[0] != function:
-        cached = function, _original_get_location(self, node)
+        cached = function, _in_source_file(_original_get_location(self, node))
         node._trainer_location = cached  # type: ignore[attr-defined]
     return list(cached[1])
+
+
+def _in_source_file(location: list[Any]) -> list[Any]:
+    """Replace the name of an input by its file."""
+    return [*map(_source_file, location[:1]), *location[1:]]
+
+
+def _source_file(name: str) -> str:
+    """Return the file of a source.
+
+    `notebook_sources` writes that of an input in the terminal of IPython.
+    """
+    if not name.startswith("<ipython-input-"):
+        return name
+    return os.path.join(tempfile.gettempdir(), f"mindspore-trainer-{os.getpid()}", f"{name.strip('<>')}.py")
 
 
 _inspect = _copy_of_module(inspect, getsourcelines=_source_lines)
@@ -197,16 +212,17 @@ def redirect_graph_dumps() -> Iterator[None]:
 def notebook_sources(cells: Iterable[nn.Cell | None]) -> Iterator[None]:
     """Write source files for notebook inputs that define `cells`; remove them on exit.
 
-    Writes only missing files below the temporary folder, where the names of notebook inputs point.
+    Writes only missing files below the temporary folder, where the names of notebook inputs point, and `_source_file`
+    of inputs in a terminal.
     """
     created: list[Path] = []
     try:
-        for path in _missing_files(cells):
+        for path, name in _missing_files(cells).items():
             with contextlib.suppress(OSError):
                 if not path.parent.exists():
                     path.parent.mkdir()
                     created.append(path.parent)
-                path.write_text("".join(linecache.getlines(str(path))), encoding="utf-8")
+                path.write_text("".join(linecache.getlines(name)), encoding="utf-8")
                 created.append(path)
         yield
     finally:
@@ -228,9 +244,11 @@ def _files_of(kind: type) -> frozenset[str]:
     return files
 
 
-def _missing_files(cells: Iterable[nn.Cell | None]) -> list[Path]:
+def _missing_files(cells: Iterable[nn.Cell | None]) -> dict[Path, str]:
+    """Return the missing source files of `cells`, with their names in `linecache`."""
     kinds = {type(part) for cell in cells if isinstance(cell, nn.Cell) for _, part in cells_and_names(cell)}
     files = set().union(*map(_files_of, kinds))
     prefix = tempfile.gettempdir() + os.sep  # text, because comparing paths is slow and every `fit` runs this
-    missing = (name for name in sorted(files) if name.startswith(prefix) and not os.path.exists(name))
-    return [Path(name) for name in missing if linecache.getlines(name)]
+    paths = {_source_file(name): name for name in sorted(files)}
+    missing = (path for path in paths if path.startswith(prefix) and not os.path.exists(path))
+    return {Path(path): paths[path] for path in missing if linecache.getlines(paths[path])}
