@@ -217,7 +217,8 @@ class ModelCheckpoint(Callback):
             self.best_name = best[0]["name"]
         if self.keep_last is None:
             return
-        kept = durable[-self.keep_last :] + best[: self.keep_best]
+        pointed = [record for record in durable if record["name"] == self.best_name]  # by a metric of earlier
+        kept = durable[-self.keep_last :] + best[: self.keep_best] + pointed
         dropped = [record for record in durable if record not in kept]
         if dropped and trainer.group.is_main:
             names = {record["name"] for record in dropped}
@@ -246,9 +247,11 @@ class ModelCheckpoint(Callback):
             self.best_name = None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"records": [dict(record) for record in self._records], "best_name": self.best_name}
+        records = [dict(record) for record in self._records]
+        return {"monitor": self.monitor, "records": records, "best_name": self.best_name}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the records of snapshots; values of another metric rank nothing."""
         records = [
             {
                 "name": _checked_name(record["name"]),
@@ -257,6 +260,8 @@ class ModelCheckpoint(Callback):
             }
             for record in state["records"]
         ]
+        if state.get("monitor", self.monitor) != self.monitor:  # not in snapshots of earlier releases
+            records = [{**record, "value": None} for record in records]
         self.best_name = None if state["best_name"] is None else _checked_name(state["best_name"])
         self._records = records
 

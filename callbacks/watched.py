@@ -162,9 +162,12 @@ class Patience(Callback):
         self._measure("on_train_epoch_end", trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "best_step": self.best_step, "wait": self.wait}
+        return {"monitor": self.monitor, "best": self.best, "best_step": self.best_step, "wait": self.wait}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the best value and the wait, if they are of the same metric."""
         best = number("best", state["best"], optional=True)
         best_step = whole("best_step", state["best_step"], 0, optional=True)
         self.best, self.best_step, self.wait = best, best_step, whole("wait", state["wait"], 0)
+        if state.get("monitor", self.monitor) != self.monitor:  # not in snapshots of earlier releases
+            self._clear()

@@ -84,6 +84,9 @@ def test_the_patience_used_up_survives_a_resume(fit):
     second = EarlyStopping("val_auc", patience=3)
     second.load_state_dict(first.state_dict())
     assert (second.best, second.best_step, second.wait) == (0.9, 8, 2)
+    other = EarlyStopping("val_loss", patience=3)
+    other.load_state_dict(first.state_dict())
+    assert (other.best, other.best_step, other.wait) == (None, None, 0)
 
 
 def test_the_training_loss_and_a_window_metric_can_be_watched(fit, online):

@@ -136,6 +136,17 @@ def test_a_resumed_run_knows_and_ranks_what_the_first_one_kept(fit, tmp_path):
     assert second.best_name == "step_00000032"
 
 
+def test_a_resumed_run_with_another_monitor_ranks_by_values_of_that_one(fit, tmp_path):
+    fit(scores([0.1, 0.05]), ModelCheckpoint(monitor="val_auc", mode="min", keep_last=1), epochs=2)
+    assert (tmp_path / "checkpoints" / "best").read_text().strip() == "step_00000016"
+    losses = iter([0.7, 0.5, 0.6])
+    note = LambdaCallback(on_eval_end=lambda trainer: trainer.state.metrics.update(val_loss=next(losses)))
+    checkpoint, stopping = ModelCheckpoint(monitor="val_loss", keep_last=1), EarlyStopping("val_loss", patience=2)
+    fit(note, stopping, checkpoint, epochs=5, resume=tmp_path / "checkpoints")
+    assert names(tmp_path / "checkpoints") == ["step_00000032", "step_00000040"]
+    assert (tmp_path / "checkpoints" / "best").read_text().strip() == checkpoint.best_name == "step_00000032"
+
+
 def test_the_snapshot_holds_the_state_of_callbacks_that_run_before_it(fit, tmp_path):
     stopping = EarlyStopping("val_auc", patience=5)
     fit(ModelCheckpoint(), scores([0.9, 0.1, 0.1]), stopping, epochs=3)
