@@ -121,6 +121,8 @@ class Forward(nn.Cell):
 
 def kept_output(prediction, output):
     """Return the network output that `StepOptions.output` selects; graph code."""
+    if isinstance(prediction, dict):
+        prediction = tuple([part for _, part in prediction.items()])
     if not isinstance(prediction, tuple):
         return prediction
     if output >= 0:

@@ -114,6 +114,8 @@ class InferencePrograms:
             raise to_graph_error(error, sample) from None
         finally:
             (self._builder.step or self._network).set_train(True)
+        if isinstance(prediction, dict):
+            prediction = tuple(prediction.values())
         parts = prediction if isinstance(prediction, tuple | list) else (prediction,)
         return tuple(np.array(part.asnumpy()) for part in parts)
 

@@ -336,3 +336,37 @@ def test_an_evaluation_during_a_window_leaves_its_metrics_alone(diabetes):
         return found
 
     assert windows(evaluates=True) == windows(evaluates=False)
+
+
+class SeveralOutputs(nn.Cell):
+    def __init__(self, named):
+        super().__init__()
+        self.named, self.dense = named, nn.Dense(10, 1, weight_init="zeros", bias_init="zeros")
+
+    def construct(self, features):
+        prediction = self.dense(features)
+        if self.named:
+            return {"prediction": prediction, "features": features}
+        return prediction, features
+
+
+class LossOfFirst(nn.Cell):
+    """A loss that receives all outputs, a tuple or a dict of them."""
+
+    def __init__(self, key):
+        super().__init__()
+        self.key, self.loss = key, nn.MSELoss()
+
+    def construct(self, outputs, label):
+        return self.loss(outputs[self.key], label)
+
+
+def test_the_first_output_of_a_dict_is_scored_as_that_of_a_tuple(diabetes):
+    x, y = (diabetes[name][:128] for name in ("features", "label"))
+    windows = []
+    for named in (True, False):
+        network = SeveralOutputs(named)
+        trainer = Trainer(network, LossOfFirst("prediction" if named else 0), nn.Adam(network.trainable_params(), 1e-2))
+        trainer.online_train([(x[n : n + 32], y[n : n + 32]) for n in range(0, 128, 32)], window=64, callbacks=[])
+        windows.append({name: trainer.state.window[f"window_{name}"] for name in ("loss", "mae", "rmse")})
+    assert windows[0] == windows[1]
