@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import weakref
 from typing import Any
 
 from mindspore import dtype as mstype
@@ -14,6 +16,9 @@ from .labels import LabelCast
 from .losses import fused_loss
 from .multi_task import MultiTaskLoss
 from .row_losses import RowLoss, row_loss
+
+_numbers = itertools.count()
+_names: dict[int, tuple[str, ...]] = {}  # number of an `ExportStep` -> keys of the dict that its network returns
 
 
 class Forward(nn.Cell):
@@ -294,3 +299,32 @@ class PredictStep(nn.Cell):
 
     def _apply_network(self, inputs):
         return self.network(*inputs)
+
+
+class ExportStep(nn.Cell):
+    """The network as it is exported: a dict of outputs becomes a tuple."""
+
+    def __init__(self, network: nn.Cell, *, cast: bool) -> None:
+        super().__init__(auto_prefix=False)
+        self.step = PredictStep(network, cast=cast)
+        self.number = next(_numbers)
+        weakref.finalize(self, _names.pop, self.number, None)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Keys of the dict that the network returned in the last export; else empty."""
+        return _names.get(self.number, ())
+
+    def construct(self, *inputs):
+        """Return the network's outputs."""
+        outputs = self.step(*inputs)
+        if isinstance(outputs, dict):
+            names = tuple([name for name, _ in outputs.items()])
+            return tuple([outputs[name] for name in _noted(self.number, names)])
+        return outputs
+
+
+@ops.constexpr
+def _noted(number, names):
+    _names[number] = names
+    return names

@@ -217,6 +217,29 @@ def activate(activation: Activation | None, predictions: np.ndarray) -> np.ndarr
         return ACTIVATIONS[activation](predictions.astype(np.float64))
 
 
+def activate_outputs(activations: Mapping[str, Activation | None], outputs: Any) -> Any:
+    """Apply the activation of each task to its output.
+
+    Further outputs stay as they are.
+
+    Args:
+        activations: task -> its activation; without tasks, "" -> that of the first output.
+        outputs: arrays by name, a tuple of arrays in the order of the tasks, or one array, with a column for each task
+            if there are several.
+    """
+    tasks = tuple(activations)
+    if isinstance(outputs, dict):
+        of_name = dict(zip(tuple(outputs)[:1] if tasks == ("",) else tasks, activations.values(), strict=True))
+        return {name: activate(of_name.get(name), part) for name, part in outputs.items()}
+    if isinstance(outputs, tuple):
+        parts = zip(outputs, [*activations.values(), *[None] * len(outputs)], strict=False)
+        return tuple(activate(activation, part) for part, activation in parts)
+    if len(tasks) == 1:
+        return activate(activations[tasks[0]], outputs)
+    columns = [activate(activations[task], outputs[:, [index]]) for index, task in enumerate(tasks)]
+    return np.concatenate(columns, axis=1)
+
+
 def named_classes(probabilities: np.ndarray, classes: Sequence[Any]) -> dict[str, np.ndarray]:
     """Return the most likely class of each row and the probability of each class.
 

@@ -17,7 +17,7 @@ from ..metrics.binary import Calibration, NormalizedEntropy
 from ..metrics.calibration_map import CalibrationMap
 from ..metrics.calibrator import Calibrator
 from ..metrics.defaults import meaning_of, set_meanings
-from ..metrics.predictions import Meaning, activate
+from ..metrics.predictions import Meaning, activate_outputs
 from ..metrics.window import Window
 from ..mindspore_internals.cell_structure import cells_and_names
 
@@ -138,15 +138,4 @@ def probabilities(trainer: TrainerBase, outputs: Any, chunk: Chunk, calibration:
         task: meaning_of(loss, trainer.prediction_activations.get(task)).activation
         for task, loss in zip(tasks, losses, strict=True)
     }
-    if isinstance(outputs, dict):
-        names = tasks if trainer.tasks is not None else tuple(outputs)[:1]
-        of_name = dict(zip(names, activations.values(), strict=True))
-        return {name: activate(of_name.get(name), part) for name, part in outputs.items()}
-    if isinstance(outputs, tuple):
-        parts = zip(outputs, [*activations.values(), *[None] * len(outputs)], strict=False)
-        return tuple(activate(activation, part) for part, activation in parts)
-    if len(tasks) == 1:
-        return activate(activations[tasks[0]], outputs)
-    # a column for each task
-    columns = [activate(activations[task], outputs[:, [index]]) for index, task in enumerate(tasks)]
-    return np.concatenate(columns, axis=1)
+    return activate_outputs(activations, outputs)

@@ -118,7 +118,7 @@ def export_model(
         names = tuple(graph.description["columns"])
         columns = _comparison_batch(example, graph, fields)
         expected = graph.run(columns)
-        answers = dict(zip(_output_names(trainer, example.columns, len(expected)), expected, strict=True))
+        answers = dict(zip(_output_names(graph, len(expected)), expected, strict=True))
         model: dict[str, Any] = {
             "format_version": 1,
             "mindspore": ms.__version__,
@@ -126,6 +126,7 @@ def export_model(
             "inputs": _described_inputs(graph, fields, columns, sparse_tables),
             "outputs": [{"name": name, "shape": [None, *answer.shape[1:]]} for name, answer in answers.items()],
             "activation": graph.activation,
+            **({"activations": graph.tasks} if graph.tasks else {}),
             **({} if calibration is None else {"calibration": calibration.to_json()}),
             **({"classes": list(graph.classes)} if graph.classes else {}),
             "tables": _write_tables(files, sparse_tables),
@@ -252,15 +253,10 @@ def _onnx_inputs(
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
-def _output_names(trainer: Trainer, columns: Sequence[np.ndarray], count: int) -> list[str]:
-    if trainer.tasks is not None:
-        programs = trainer.builder.inference
-        cell = programs.predict_cell()
-        with programs.mode(cell):  # a dict may be in another order than the tasks
-            outputs = programs.apply(cell, tuple(columns))
-        names = list(outputs) if isinstance(outputs, dict) else list(trainer.tasks.tasks)
-        if len(names) == count:
-            return names
+def _output_names(graph: ServedGraph, count: int) -> list[str]:
+    names = graph.output_names or tuple(graph.tasks)
+    if len(names) == count:
+        return list(names)
     return ["output"] if count == 1 else [f"output_{number}" for number in range(count)]
 
 

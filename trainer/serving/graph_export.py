@@ -24,7 +24,7 @@ from ..embedding.planning.layout import Component, FieldMap, read_layout, separa
 from ..errors import ConfigurationError
 from ..features.feature_files import declared_state, write_state
 from ..features.features import Features
-from ..graph.forward import PredictStep
+from ..graph.forward import ExportStep
 from ..mindspore_internals.cell_structure import cells_and_names, hide
 from ..mindspore_internals.compilation import compile_lock
 from .finite import check_state
@@ -68,6 +68,7 @@ def export_network(
     ):
         ms.export(step, *inputs, file_name=f"{plain}/{file}", file_format="MINDIR")
         shutil.move(f"{plain}/{file}", folder / file)
+        output_names = step.output_names
     return {
         "batch": batch,
         "shapes": [list(column.shape[1:]) for column in columns],
@@ -75,6 +76,7 @@ def export_network(
         "fields": fields.to_json(),
         "tables": [{"name": spec.name, "dim": spec.dim, "padding": spec.padding} for spec in specs],
         "stacks": stacks,
+        "outputs": list(output_names),
     }
 
 
@@ -86,7 +88,7 @@ def exportable(
     *,
     cast: bool = False,
     stacked: bool = False,
-) -> Iterator[tuple[nn.Cell, list[Tensor], list[dict[str, Any]]]]:
+) -> Iterator[tuple[ExportStep, list[Tensor], list[dict[str, Any]]]]:
     """Yield a cell for `mindspore.export` whose embeddings read from parameters.
 
     The network is in inference mode inside the context. The other arguments are those of `export_network`.
@@ -104,7 +106,7 @@ def exportable(
     fields = fields_of(tables)
     stacks = _describe_stacks(tables, fields, columns, stacked) if tables is not None else []
     inputs = [column.astype(np.int32) if i in fields.id_columns else column for i, column in enumerate(columns)]
-    step = PredictStep(network, cast=cast)
+    step = ExportStep(network, cast=cast)
     training, syntax = network.training, ms.get_context("jit_syntax_level")
     network.set_train(False)
     try:

@@ -61,6 +61,7 @@ def publish_network(trainer: Trainer, root: Path, batch: int | Sequence[int], ex
         for file in os.listdir(folder.path):
             folder.adopt(file)
         description["activation"] = _activation_name(trainer)
+        description["tasks"] = _task_activations(trainer)
         description["features"] = trainer.features is not None
         if trainer.features is not None:
             write_features(trainer.features, folder)
@@ -143,3 +144,12 @@ def _activation_name(trainer: Trainer) -> str | None:
     meaning = meaning_of(trainer.loss_fn, trainer.prediction_activations.get(""))
     activation = meaning.activation or ("identity" if meaning.target == BINARY else None)
     return activation if isinstance(activation, str) else None
+
+
+def _task_activations(trainer: Trainer) -> dict[str, str | None]:
+    """Return the activation of each task, None if unknown; empty without tasks."""
+    if trainer.tasks is None:
+        return {}
+    pairs = zip(trainer.tasks.tasks, trainer.tasks.losses, strict=True)
+    activations = {task: meaning_of(loss, trainer.prediction_activations.get(task)).activation for task, loss in pairs}
+    return {task: activation if isinstance(activation, str) else None for task, activation in activations.items()}

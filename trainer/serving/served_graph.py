@@ -22,7 +22,7 @@ from ..embedding.tables.table import SparseTable
 from ..errors import DataError
 from ..features.feature_files import read_features
 from ..metrics.calibration_map import CalibrationMap
-from ..metrics.predictions import activate
+from ..metrics.predictions import activate, activate_outputs
 from ..mindspore_internals.cell_structure import parameters_of
 from ..mindspore_internals.compilation import compile_lock
 from ..mindspore_internals.shared_memory import HostMirror, overwrite
@@ -51,6 +51,8 @@ class ServedGraph:
         self.features = read_features(folder) if description.get("features") else None  # transforms raw rows
         self.classes: tuple[Any, ...] = () if self.features is None else self.features.label_classes
         self.activation: str | None = description.get("activation")  # maps the first output to label units
+        self.output_names: tuple[str, ...] = tuple(description.get("outputs", ()))  # keys of a dict of outputs
+        self.tasks: dict[str, str | None] = description.get("tasks", {})  # activation of each task; empty without tasks
         specs = [
             TableSpec(table["name"], table["dim"], initializer="zeros", padding=table["padding"])
             for table in description["tables"]
@@ -183,6 +185,31 @@ class HeldVersion:
         if self.graph.activation is None:
             return None
         return activate(self.graph.activation, outputs[0]).astype(np.float32)
+
+    def as_returned(self, outputs: Sequence[np.ndarray]) -> Any:
+        """Return outputs of `run` as the network does: a dict, a tuple or an array."""
+        if self.graph.output_names:
+            return dict(zip(self.graph.output_names, outputs, strict=True))
+        return tuple(outputs) if len(outputs) > 1 else outputs[0]
+
+    def task_predictions(self, outputs: Sequence[np.ndarray]) -> Any:
+        """Return `as_returned` with predictions in the units of the tasks' labels."""
+        predictions = activate_outputs(self.graph.tasks, self.as_returned(outputs))
+        if isinstance(predictions, dict):
+            return {name: part.astype(np.float32) for name, part in predictions.items()}
+        if isinstance(predictions, tuple):
+            return tuple(part.astype(np.float32) for part in predictions)
+        return predictions.astype(np.float32)
+
+    def outputs_by_task(self, outputs: Sequence[np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Return the output of each task, and further ones as output_<index>."""
+        tasks = tuple(self.graph.tasks)
+        if len(outputs) == 1 < len(tasks):  # a column for each task
+            return {task: outputs[0][:, index] for index, task in enumerate(tasks)}, {}
+        names = self.graph.output_names or (*tasks, *[""] * (len(outputs) - len(tasks)))
+        found = dict(zip(names, outputs, strict=True))
+        further = {f"output_{index}": outputs[index] for index, name in enumerate(names) if name not in tasks}
+        return {task: found[task] for task in tasks}, further
 
 
 def _validated(graph: ServedGraph, batch: Any) -> list[Any]:

@@ -111,17 +111,17 @@ class ServedModel:
                 network with one column. Ids are raw integers or strings. A ragged column is given as n lists, without
                 masks or offsets.
             output: "network" for the network's output. "probability" for the quantity that the loss compares with the
-                label: the sigmoid of the logits for `BCEWithLogitsLoss`, their softmax for `CrossEntropyLoss`, or the
-                result of `Trainer(prediction_activation=...)`; calibrated if the version has a calibration. "class"
-                for the most likely class of `label_classes`.
+                label, of each task if there are several: the sigmoid of the logits for `BCEWithLogitsLoss`, their
+                softmax for `CrossEntropyLoss`, or the result of `Trainer(prediction_activation=...)`; calibrated if the
+                version has a calibration. "class" for the most likely class of `label_classes`.
             keep: for raw rows, also return the columns of `Features(keep=...)`.
             set_aside: for raw rows, skip rows that violate the features' declaration, as `Trainer.predict` does, and
                 return the reasons.
             columns: the columns by name, instead of `batch`.
 
         Returns:
-            A float32 array with n rows, or a tuple of arrays: the network's output as `Trainer.predict` returns it
-            (docs/serving.md says when the two agree to the last bit), or the quantity that `output` selects. For
+            A float32 array with n rows, or a tuple or dict of arrays: the network's output as `Trainer.predict` returns
+            it (docs/serving.md says when the two agree to the last bit), or the quantity that `output` selects. For
             "class" the array contains class names. With `keep` or `set_aside`, a dict with the array as "prediction".
             For `keep` the dict also contains the kept columns. For `set_aside` it also contains "set_aside", a mapping
             from the index of each skipped row to the column and the reason.
@@ -149,16 +149,18 @@ class ServedModel:
                 option = "keep" if keep else "set_aside"
                 raise ConfigurationError(f"predict({option}=True) needs raw rows and a model trained on features")
             outputs = version.run(batch)
-        if output != "network":
+        graph = version.graph
+        if output != "network" and not graph.tasks:
             probability = version.probability(outputs, batch)
             if probability is None:
                 raise ConfigurationError(f"output={output!r}: the model's loss does not say what its outputs mean")
             outputs = (probability, *outputs[1:])
         if output == "class":
-            if not version.graph.classes:
+            if not graph.classes:
                 raise ConfigurationError("output='class': the model was trained without Features(label_classes=...)")
-            outputs = (named_classes(outputs[0], version.graph.classes)["prediction"], *outputs[1:])
-        predictions = outputs if len(outputs) > 1 else outputs[0]
+            outputs = (named_classes(outputs[0], graph.classes)["prediction"], *outputs[1:])
+        by_task = output == "probability" and graph.tasks
+        predictions = version.task_predictions(outputs) if by_task else version.as_returned(outputs)
         if not keep and aside is None:
             return predictions
         return {PREDICTION: predictions, **({} if aside is None else {SET_ASIDE: aside}), **kept}

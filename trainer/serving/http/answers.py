@@ -20,14 +20,18 @@ def predict_reply(scored: ScoredRequest, request_id: str, *, logits: bool) -> Re
     """Return the answer to a prediction request.
 
     Rows without an answer are null and are listed under "errors". The status is 422 if no row was answered. For a label
-    with named classes, "prediction" has the most likely class of each row and "classes" lists all classes in order.
+    with named classes, "prediction" has the most likely class of each row and "classes" lists all classes in order. For
+    several tasks, "prediction" and "logits" have the values of each task by name.
 
     Args:
         scored: outputs of the model for the request.
         request_id: id of the request, which the answer repeats.
         logits: whether to add the network's raw outputs to the probabilities.
     """
-    values = {name: _with_nulls(scored, values) for name, values in named_outputs(scored, logits).items()}
+    if scored.tasks:
+        values = _answers_of_tasks(scored, logits)
+    else:
+        values = {name: _with_nulls(scored, values) for name, values in named_outputs(scored, logits).items()}
     classes = {"classes": scored.classes} if scored.classes else {}
     body = {**version_json(scored.current), **classes, **values, "errors": _errors(scored)}
     reply = Reply(200 if len(scored.good) else 422, orjson.dumps({**body, "request_id": request_id}))
@@ -42,6 +46,10 @@ def with_id(reply: Reply, request_id: str) -> Reply:
 def named_outputs(scored: ScoredRequest, logits: bool = True) -> dict[str, np.ndarray]:
     """Return the outputs for the good rows by name."""
     columns: dict[str, np.ndarray] = {}
+    if scored.tasks:
+        columns = {task: prediction for task, (prediction, _) in scored.tasks.items()}
+        columns |= {f"{task}_logits": output for task, (_, output) in scored.tasks.items() if logits}
+        return columns | scored.further
     if scored.probability is not None:
         if scored.classes:
             columns["prediction"] = named_classes(scored.probability, scored.classes)["prediction"]
@@ -51,6 +59,15 @@ def named_outputs(scored: ScoredRequest, logits: bool = True) -> dict[str, np.nd
     for number, output in enumerate(scored.outputs[1:], 1):
         columns[f"output_{number}"] = output
     return columns
+
+
+def _answers_of_tasks(scored: ScoredRequest, logits: bool) -> dict[str, Any]:
+    answers: dict[str, Any] = {
+        "prediction": {task: _with_nulls(scored, prediction) for task, (prediction, _) in scored.tasks.items()}
+    }
+    if logits:
+        answers["logits"] = {task: _with_nulls(scored, output) for task, (_, output) in scored.tasks.items()}
+    return answers | {name: _with_nulls(scored, output) for name, output in scored.further.items()}
 
 
 def version_json(current: Current) -> dict[str, Any]:

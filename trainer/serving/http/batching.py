@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import ConfigurationError, DataError
+from ...metrics.predictions import activate
 from ...streams.formats.schema import Decoded, join_parts
 from ..published import Current
 from ..published_items import PublishedItems
@@ -44,6 +45,8 @@ class ScoredRequest:
     not_finite: int  # number of bad rows for which the model computed NaN or an infinite value
     items: PublishedItems | None  # items of the version
     reader: RowReader  # the reader of the request's rows
+    tasks: dict[str, tuple[np.ndarray, np.ndarray]]  # task -> (predictions in the unit of its label, network's output)
+    further: dict[str, np.ndarray]  # outputs of no task, by name; empty without tasks
 
 
 @dataclass(eq=False)
@@ -203,7 +206,9 @@ def _score_jobs(version: HeldVersion, reader: RowReader, jobs: Sequence[_Job]) -
         inputs = reader.inputs(decoded)
         outputs = version.run(inputs)
         probability = version.probability(outputs, inputs)
-    finite = _finite_rows(len(decoded.row), (*outputs, *([] if probability is None else [probability])))
+    tasks, further = _by_task(version, outputs)
+    predictions = [prediction for prediction, _ in tasks.values()] if probability is None else [probability]
+    finite = _finite_rows(len(decoded.row), (*outputs, *predictions))
     ends = np.cumsum([len(job.rows.row) for job in jobs]).tolist()
     scored = []
     for job, start, end in zip(jobs, [0, *ends[:-1]], ends, strict=True):
@@ -221,9 +226,24 @@ def _score_jobs(version: HeldVersion, reader: RowReader, jobs: Sequence[_Job]) -
                 len(not_finite),
                 version.items,
                 reader,
+                {task: (prediction[good], output[good]) for task, (prediction, output) in tasks.items()},
+                {name: output[good] for name, output in further.items()},
             )
         )
     return scored
+
+
+def _by_task(
+    version: HeldVersion, outputs: Sequence[np.ndarray]
+) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], dict[str, np.ndarray]]:
+    """Return `ScoredRequest.tasks` and `further` for all rows of a batch."""
+    activations = version.graph.tasks
+    if not activations or not outputs:
+        return {task: (np.zeros(0, np.float32), np.zeros(0, np.float32)) for task in activations}, {}
+    by_task, further = version.outputs_by_task(outputs)
+    return {
+        task: (activate(activations[task], output).astype(np.float32), output) for task, output in by_task.items()
+    }, further
 
 
 def _finite_rows(rows: int, outputs: Iterable[np.ndarray]) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...streams.formats.column import Column
@@ -14,7 +14,10 @@ _TYPES = {"b": "boolean", "i": "integer", "u": "integer", "f": "number", "U": "s
 
 
 def openapi_document(
-    options: ServeOptions, fields: Mapping[str, Column], items: PublishedItems | None = None
+    options: ServeOptions,
+    fields: Mapping[str, Column],
+    items: PublishedItems | None = None,
+    tasks: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the OpenAPI document of a server.
 
@@ -22,6 +25,7 @@ def openapi_document(
         options: options of the server.
         fields: raw columns of the rows, by name.
         items: items of the served version, or None.
+        tasks: names of the tasks of the served version; empty without tasks.
     """
     fields = {name: column for name, column in fields.items() if items is None or name not in items.training_columns}
     row = _object({name: _value(column) for name, column in fields.items()})
@@ -40,8 +44,8 @@ def openapi_document(
         "parameters": [{"name": "logits", "in": "query", "schema": {"type": "boolean"}}],
         "requestBody": {"required": True, "content": {JSON: {"schema": forms}}},
         "responses": {
-            "200": _answer("Predictions", {JSON: {"schema": _prediction()}}),
-            "422": _answer("No row could be answered", {JSON: {"schema": _prediction()}}),
+            "200": _answer("Predictions", {JSON: {"schema": _prediction(tasks)}}),
+            "422": _answer("No row could be answered", {JSON: {"schema": _prediction(tasks)}}),
             **{status: _answer(text) for status, text in _REFUSALS.items()},
         },
     }
@@ -133,7 +137,7 @@ def _value(column: Column) -> dict[str, Any]:
     return kind
 
 
-def _prediction() -> dict[str, Any]:
+def _prediction(tasks: Sequence[str]) -> dict[str, Any]:
     whole, numbers = {"type": "integer"}, {"type": "array", "items": _NUMBER}
     text, optional_text = {"type": "string"}, {"type": ["string", "null"]}
     error = _object({"row": whole, "status": whole, "column": optional_text, "reason": text})
@@ -141,4 +145,6 @@ def _prediction() -> dict[str, Any]:
     names = {"type": "array", "items": {"type": ["string", "number", "null"]}}  # the classes of a label
     answers = {"prediction": names, "classes": names}
     answers |= {"probability": numbers, "logits": numbers, "errors": {"type": "array", "items": error}}
+    if tasks:
+        answers |= dict.fromkeys(("prediction", "logits"), _object(dict.fromkeys(tasks, numbers)))
     return _object({"version": whole, "step": whole, **ages, **answers})

@@ -193,6 +193,9 @@ class RequestLog:
         """Return an answer's rows as JSON lines; skip and count unusable rows."""
         scored, ids = entry.scored, row_ids(entry.id, entry.scored.request.count)
         scores = (scored.outputs[0] if scored.probability is None else scored.probability).tolist()
+        if scored.tasks:
+            by_task = zip(*(prediction.tolist() for prediction, _ in scored.tasks.values()), strict=True)
+            scores = [dict(zip(scored.tasks, row, strict=True)) for row in by_task]
         reader, lines = scored.reader, []
         timestamp = datetime.datetime.fromtimestamp(entry.time, datetime.timezone.utc).isoformat()
         log_columns = {SERVED_AT: timestamp, "version": scored.current.version, "share": self._options.log_share}

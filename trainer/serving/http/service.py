@@ -203,7 +203,8 @@ class Service:
     async def _openapi(self, call: Call) -> Reply:
         fields = self._engine.reader().fields if self._engine is not None else {}
         items = self._engine.model.items if self._engine is not None else None
-        return Reply(200, orjson.dumps(openapi_document(self._options, fields, items)))
+        tasks = tuple(self._engine.model.graph.tasks) if self._engine is not None else ()
+        return Reply(200, orjson.dumps(openapi_document(self._options, fields, items, tasks)))
 
     async def _server(self, call: Call) -> Reply:
         body = {"name": "mindspore-trainer", "version": version("mindspore-trainer"), "extensions": []}
@@ -215,5 +216,7 @@ class Service:
         outputs = dict.fromkeys(["probability", "logits"] if graph.activation else ["prediction"], number)
         if graph.activation and graph.classes:
             outputs = {"prediction": np.array(graph.classes).dtype, **outputs}
+        if graph.tasks:
+            outputs = dict.fromkeys([*graph.tasks, *(f"{task}_logits" for task in graph.tasks)], number)
         body = model_metadata(self._options.name, current.version, engine.reader(), outputs)
         return Reply(200, orjson.dumps(body))
