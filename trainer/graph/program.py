@@ -129,6 +129,7 @@ class TrainStep(nn.Cell):
         )
         if self.accumulate > 1:
             self.pick, self.first = ops.Gather(), Tensor(0, mstype.int32)
+            self.nan = Tensor(np.nan, mstype.float32)
             self.micro_step = _scalar(0, mstype.int32, "micro_step")
             self.weight_sum = _scalar(0.0, mstype.float32, "weight_sum")
             self.gradient_sum = tuple(
@@ -239,11 +240,9 @@ class TrainStep(nn.Cell):
             weight = self._micro_weight(columns)
         if self.kind == COUNTED:  # gradients are NaN if no label of the micro-batch counts
             gradients = self.map(ops.partial(self._counted, weight), gradients)
+        weight = self._weight_if_finite(weight, loss)
         self.map(ops.partial(self._add_gradient, weight), self.gradient_sum, gradients)
-        if self.kind == ONE:
-            ops.assign(self.weight_sum, ops.ones_like(self.weight_sum))
-        else:
-            ops.assign_add(self.weight_sum, ops.cast(weight, mstype.float32))
+        ops.assign_add(self.weight_sum, ops.cast(weight, mstype.float32))
         done = self.micro_step + 1
         if ops.logical_or(done >= self.accumulate, flush):
             statistics_finite = self._statistics_are_finite()
@@ -255,10 +254,7 @@ class TrainStep(nn.Cell):
                 )
             else:
                 means = self.map(ops.partial(self._mean_of, self._divisor()), self.gradient_sum)
-            loss_is_finite = ops.isfinite(loss)
-            if self.kind == COUNTED:
-                loss_is_finite = ops.logical_or(loss_is_finite, weight == 0)
-            self._update(means, loss_is_finite, statistics_finite, table_rows)
+            self._update(means, ops.isfinite(self.weight_sum), statistics_finite, table_rows)
             self.map(self._clear, (*self.gradient_sum, self.weight_sum, self.micro_step))
         else:
             ops.assign(self.micro_step, done)
@@ -275,9 +271,20 @@ class TrainStep(nn.Cell):
 
     def _divisor(self):
         """Return the divisor of gradient sums, above 0 even if no label counts."""
+        if self.kind == ONE:
+            return ops.ones_like(self.weight_sum)
         if self.kind == COUNTED:
             return ops.maximum(self.weight_sum, 1e-30)
         return self.weight_sum
+
+    def _weight_if_finite(self, weight, loss):
+        """Return the weight, or NaN if the update is to be skipped because of this loss."""
+        if not self.guard:
+            return weight
+        weight, finite = ops.cast(weight, mstype.float32), ops.isfinite(loss)
+        if self.kind == COUNTED:  # without labels that count, the loss is NaN
+            finite = ops.logical_or(finite, weight == 0)
+        return ops.select(finite, weight, self.nan)
 
     def _micro_weight(self, columns):
         weight = self.forward.denominator(columns)

@@ -299,3 +299,20 @@ def test_declared_weights_are_padded_with_zeros():
         slope = w * (1 / (1 + np.exp(-(x.astype(np.float64) @ weight + bias))) - y) / max(w.sum(), 1e-30)
         weight, bias = weight - RATE * slope @ x, bias - RATE * slope.sum()
     np.testing.assert_allclose(network.dense.weight.asnumpy()[0], weight, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("sink_size", [1, 2])
+@pytest.mark.parametrize("loss", [nn.L1Loss(), nn.L1Loss("sum")], ids=["mean", "sum"])
+def test_a_loss_of_any_micro_batch_that_is_not_finite_skips_the_update(loss, sink_size):
+    """The gradient of an absolute error is finite where the label, and so the loss, is not."""
+    labels = np.zeros((16, 1), np.float32)
+    labels[9] = np.inf  # in the third of four micro-batches
+    network = nn.Dense(4, 1, weight_init="ones", bias_init="zeros")
+    trainer = Trainer(network, loss, nn.SGD(network.trainable_params(), 0.5), gradient_accumulation_steps=2)
+    weights = LambdaCallback(on_train_step_end=lambda trainer: found.append(network.weight.asnumpy().tolist()))
+    found = []
+    data = {"x": np.ones((16, 4), np.float32), "y": labels}
+    callbacks = [SkipNonFinite(rollback=False), weights]
+    trainer.fit(data, batch_size=4, shuffle=False, callbacks=callbacks, sink_size=sink_size)
+    assert trainer.read_counters()["skipped"] == trainer.read_counters()["fatal"] == 1
+    assert found[-1] == [[1 - 0.5 * (8 if loss.reduction == "sum" else 1)] * 4]
