@@ -173,6 +173,15 @@ class Callback:
         """Restore what `state_dict` returned."""
 
 
+_OF_USERS = ("callbacks.lambda_callback", "callbacks.mindspore_adapter")
+
+
+def runs_own_code(callback: Callback) -> bool:
+    """Return whether hooks of a callback are code of the user."""
+    module = type(callback).__module__
+    return module in _OF_USERS or not module.startswith(("callbacks.", "trainer."))
+
+
 class _TimedHook:
     """A bound hook that reports the duration of each call."""
 

@@ -18,6 +18,7 @@ from ..data.ragged import ListTypes
 from ..embedding.layers.embedding_cells import reads_ids
 from ..errors import ConfigurationError
 from ..mindspore_internals.cell_structure import (
+    hide,
     moving_statistics,
     parameters_of,
     patched_overflow_status,
@@ -81,7 +82,8 @@ class StepBuilder:
     _frozen: dict[int, TrainStep] = field(default_factory=dict)
     _single: dict[int, OneStep] = field(default_factory=dict)
     _sunk: dict[tuple[Any, ...], SunkSteps] = field(default_factory=dict)
-    _addresses: list[int] = field(default_factory=list)  # of the trained parameters after the latest training
+    _trained: list[Parameter] = field(default_factory=list)  # parameters of network and optimizer in a training
+    _addresses: list[int] = field(default_factory=list)  # of the trained parameters after the latest call or training
 
     def __post_init__(self, eval_network: nn.Cell | None) -> None:
         network = self.network
@@ -190,6 +192,8 @@ class StepBuilder:
     def _continue_counting(self, previous: TrainStep, step: TrainStep) -> None:
         """Make `step` use the counters of `previous`; renumber bad steps by global step."""
         share_parameters(step, previous)
+        if step.accumulate > 1 and step.tables is previous.tables:
+            hide(step, "gradient_sum", previous.gradient_sum)  # an accumulation may be open
         bad_steps, done = step.bad_steps.asnumpy(), self.steps_done()
         shift = self._bad_step_offset(previous, done) - 1
         overwrite(step.bad_steps, np.where(bad_steps < 0, bad_steps, bad_steps + shift).astype(bad_steps.dtype))
@@ -367,10 +371,20 @@ class StepBuilder:
         """Set training mode; restore the network's own modes on exit."""
         with patched_overflow_status(self.network if self.optimizer is None else None), preserve_modes(self.network):
             (self.step or self.network).set_train(True)
+            self._trained = self._trained_parameters()
             try:
                 yield
             finally:
-                self._addresses = addresses_of(self._trained_parameters())
+                self.note_memory()
+
+    def note_memory(self) -> None:
+        """Record during a training where its parameters are; see `addresses_of`."""
+        self._addresses = addresses_of(self._trained)
+
+    @property
+    def has_other_memory(self) -> bool:
+        """Whether parameters were replaced since `note_memory`."""
+        return self._addresses != addresses_of(self._trained)
 
     def _trained_parameters(self) -> list[Parameter]:
         return [part for cell in (self.network, self.optimizer) if cell is not None for part in parameters_of(cell)]

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mindspore import nn
 
+from callbacks.callback import runs_own_code
+
 from ..data.chunk import Chunk
 from ..data.feed import Feed
 from ..data.waiting import Observer
@@ -63,7 +65,8 @@ class Run:
         self.callbacks = self.trainer.callbacks
         self.group = self.trainer.group
         self.ended = False  # True once the run has finished or failed
-        self._warned_of_waiting = self._warned_of_rank = False
+        self._warned_of_waiting = self._warned_of_rank = self._warned_of_memory = False
+        self._own_code = any(map(runs_own_code, self.callbacks))
         self._observer: Observer | None = None
         self._runners: dict[bool, TrainRunner] = {}
 
@@ -75,6 +78,28 @@ class Run:
 
     def step(self, chunk: Chunk) -> StepOutputs:
         """Train on a chunk; compile the program on first use."""
+        # Only a program with a loop, or with a branch, keeps using the memory that parameters had.
+        keeps_memory = self._own_code and (chunk.stacked or self.trainer.accumulate > 1)
+        if keeps_memory and chunk.stacked in self._runners and self.trainer.builder.has_other_memory:
+            self._renew_programs()
+        outputs = self._train(chunk)
+        if keeps_memory:
+            self.trainer.builder.note_memory()
+        return outputs
+
+    def _renew_programs(self) -> None:
+        """Let programs be compiled anew, because a callback replaced parameters."""
+        self.trainer.builder.train_step(self.options)
+        self._runners.clear()
+        if not self._warned_of_memory:
+            self._warned_of_memory = True
+            logger.warning(
+                "step %d: a callback replaced parameters, as Parameter.set_data and load_param_into_net do, so the "
+                "program is compiled anew; mindspore.ops.assign(parameter, value) changes the values alone",
+                self.trainer.state.progress.global_step,
+            )
+
+    def _train(self, chunk: Chunk) -> StepOutputs:
         runner = self._runners.get(chunk.stacked)
         if runner is None:
             unchecked = self.trainer.optimizer is None and not self._runners

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, load_param_into_net, nn, ops
 
-from callbacks import SkipNonFinite
+from callbacks import LambdaCallback, SkipNonFinite
 from trainer import Trainer
 from trainer.embedding import Embedding
 from trainer.errors import CheckpointError
@@ -112,3 +112,22 @@ def test_a_training_after_parameters_were_replaced_trains_these(sink_size, accum
         trainer.fit(DENSE, callbacks=[], sink_size=sink_size)
         found.append(net.weight.asnumpy().tolist())
     assert found[0] == found[1] == found[2] != WEIGHTS.tolist()
+
+
+@pytest.mark.parametrize(("sink_size", "accumulate"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize("hook", ["on_train_begin", "on_train_step_end"])
+def test_parameters_that_a_callback_replaces_are_trained_on(hook, sink_size, accumulate, caplog):
+    def trained(assign):
+        def replace(trainer):
+            if trainer.state.progress.global_step in (2, 4):
+                assign(trainer.network.weight, Tensor(2 * WEIGHTS))
+
+        net = nn.Dense(4, 1, weight_init=Tensor(WEIGHTS), bias_init="zeros")
+        optimizer = nn.SGD(net.trainable_params(), 0.1)
+        trainer = Trainer(net, nn.MSELoss(), optimizer, gradient_accumulation_steps=accumulate)
+        for _ in range(2):
+            trainer.fit(DENSE, 2, callbacks=[LambdaCallback(**{hook: replace})], sink_size=sink_size)
+        return net.weight.asnumpy().tolist()
+
+    assert trained(ops.assign) == trained(Parameter.set_data)
+    assert ("a callback replaced parameters" in caplog.text) == (hook == "on_train_step_end")
