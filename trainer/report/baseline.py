@@ -111,7 +111,11 @@ class Baseline(Callback):
 
     def _linear(self, features: Features, loss_fn: Any) -> tuple[Inputs, LinearModel]:
         if self._regression is None:
-            inputs = _inputs(features, _concatenated(list(_raw_parts(features, self.train, self.rows))))
+            raw = _concatenated(list(_raw_parts(features, self.train, self.rows)))
+            if (ignored := meaning_of(loss_fn).ignored) is not None:
+                counts = np.asarray(raw[features.labels[0]]) != ignored
+                raw = {name: column[counts] for name, column in raw.items()}
+            inputs = _inputs(features, raw)
             self._regression = inputs, LinearModel(features, inputs, _classes(features, inputs, loss_fn))
         return self._regression
 
@@ -127,6 +131,8 @@ class Baseline(Callback):
             models["gradient boosting"] = BoostedTrees(features, inputs, _classes(features, inputs, trainer.loss_fn))
         except ImportError:
             logger.info("no comparison with gradient boosting: scikit-learn is not installed")
+        except ValueError as error:  # labels between 0 and 1, or weights that are all 0
+            logger.warning("no comparison with gradient boosting: %s", error)
         results = {"this run": run_metrics}
         for name, model in models.items():
             try:
@@ -199,15 +205,17 @@ def _model_metrics(trainer: Any, features: Features, parts: Iterable[Mapping[str
     The outputs are logits or numbers, whatever the network returns.
     """
     metrics = {name: metric for name, metric in trainer.metrics.items() if not isinstance(metric, Loss)}
-    target = meaning_of(trainer.loss_fn).target
+    meaning = meaning_of(trainer.loss_fn)
+    target = meaning.target
     clear_metrics(metrics)
     for inputs in (_inputs(features, raw) for raw in parts):
         outputs = model.outputs(inputs)
         activation = None if target not in (BINARY, CLASSES) else "sigmoid" if outputs.ndim == 1 else "softmax"
-        set_meanings(metrics, Meaning(target, activation))
+        set_meanings(metrics, Meaning(target, activation, meaning.ignored))
         weight = inputs[features.weight] if trainer.row_weights.of_metrics else None
         label = np.asarray(inputs[features.labels[0]])
-        update_metrics(metrics, (None, outputs.astype(np.float32), label), (0, 1, 2), len(label), inputs, weight)
+        read = (None, outputs.astype(np.float32), label)
+        update_metrics(metrics, read, (0, 1, 2), len(label), inputs, weight, meaning.ignored)
     return read_metrics(metrics)
 
 

@@ -12,6 +12,7 @@ from ..features.feature import IDS, NUMBERS, Kind
 
 _MAX_CATEGORIES = 254  # scikit-learn's limit per column, minus one category for other ids
 _LIST_IDS = 32  # number of ids of a list feature that become columns
+_UNSEEN = 16.0  # how far the logit of a class without rows is below the largest one
 
 
 class BoostedTrees:
@@ -32,7 +33,7 @@ class BoostedTrees:
     def __init__(self, features: Features, inputs: Mapping[str, Any], classes: int) -> None:
         from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
-        self._has_numbers, self._is_number = bool(features.of_kind(Kind.NUMBERS)), classes == 1
+        self._has_numbers, self._classes = bool(features.of_kind(Kind.NUMBERS)), classes
         columns = range(len(features.of_kind(Kind.IDS)))
         self._known = [_most_frequent(inputs[IDS][:, column], _MAX_CATEGORIES) for column in columns]
         lists = [output.name for output in features.of_kind(Kind.LIST)]
@@ -46,7 +47,15 @@ class BoostedTrees:
     def outputs(self, inputs: Mapping[str, Any]) -> np.ndarray:
         """Return logits or numbers, float64 [N]; [N, classes] for more than two classes."""
         table = self._table(inputs)
-        return self._model.predict(table) if self._is_number else self._model.decision_function(table)
+        if self._classes == 1:
+            return self._model.predict(table)
+        # scikit-learn knows the classes that occurred: one column for each, or for two the difference of theirs.
+        logits, known = self._model.decision_function(table), self._model.classes_.astype(np.int64)
+        if logits.ndim == 1:
+            logits = np.stack([np.zeros(len(logits)), logits], 1)[:, : len(known)]
+        outputs = np.repeat(logits.max(1, keepdims=True) - _UNSEEN, self._classes, 1)
+        outputs[:, known] = logits
+        return outputs if self._classes > 2 else outputs[:, 1] - outputs[:, 0]
 
     def _table(self, inputs: Mapping[str, Any]) -> np.ndarray:
         parts = [_category_numbers(inputs[IDS][:, column], known)[:, None] for column, known in enumerate(self._known)]

@@ -198,3 +198,38 @@ def test_the_test_rows_are_compared_part_by_part():
         {name: values["auc"] for name, values in of_all["plain"].items()}
     )
     assert found["importance"] == of_all["importance"]
+
+
+class OneNumber(nn.Cell):
+    def __init__(self, outputs):
+        super().__init__()
+        self.dense = nn.Dense(1, outputs)
+
+    def construct(self, numbers):
+        return self.dense(numbers)
+
+
+def compared(x, label, loss, outputs, metric):
+    features = Features([Numeric("x")], label="y", label_dtype="int32" if outputs > 1 else "float32")
+    net = OneNumber(outputs)
+    trainer = Trainer(net, loss, nn.Adam(net.trainable_params(), 0.1), metrics=[metric], features=features)
+    rows = {"x": x, "y": label}
+    trainer.fit(rows, 1, batch_size=100, callbacks=[])
+    return Baseline(rows, rows).compare(trainer)["plain"]
+
+
+def test_classes_without_rows_and_ignored_labels_leave_the_others_their_numbers():
+    x = np.random.default_rng(0).normal(size=1000)
+    label = np.digitize(x, [-1, 0, 1])
+    for classes in ([0, 1, 3, 3], [1, 1, 3, 3], [3, 3, 3, 3], [0, 1, 3, -100]):
+        plain = compared(x, np.array(classes)[label], nn.CrossEntropyLoss(), 4, "accuracy")
+        assert {name: values["accuracy"] > 0.95 for name, values in plain.items()} == {LOGISTIC: True, BOOSTED: True}
+    plain = compared(x, np.ones(1000), nn.BCEWithLogitsLoss(), 1, "accuracy")
+    assert plain[BOOSTED]["accuracy"] == 1
+
+
+def test_labels_between_0_and_1_are_compared_with_the_regression_alone(caplog):
+    x = np.random.default_rng(0).normal(size=1000)
+    plain = compared(x, 1 / (1 + np.exp(-x)), nn.BCEWithLogitsLoss(), 1, "log_loss")
+    assert list(plain) == [LOGISTIC]
+    assert "no comparison with gradient boosting: Unknown label type" in caplog.text
