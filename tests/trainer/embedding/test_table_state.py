@@ -11,7 +11,7 @@ from trainer.embedding import Eviction, MinSightings
 from trainer.embedding.planning.sparse_plan import UniqueIndexer
 from trainer.embedding.tables.row_store import RowStore
 from trainer.embedding.tables.table import SparseTable, TableSpec
-from trainer.embedding.tables.table_state import check_states, restore, take
+from trainer.embedding.tables.table_state import check_states, restore, rewind, take
 from trainer.errors import CheckpointDamagedError, CheckpointMismatchError
 
 distinct = UniqueIndexer()
@@ -103,6 +103,27 @@ def test_a_full_state_and_its_deltas_give_the_same_table():
         restore(resumed, *state)
     assert content(resumed) == content(trained)
     assert sum(len(arrays["removed"]) for arrays, _ in chain[1:]) > 50
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_rows_that_a_plan_under_way_has_evicted_are_rewound_with_the_others(dtype):
+    table = make(dtype=dtype, admission=None)
+    run(table, 0, 20, ahead=0)
+    table.track_changes("snapshot")
+    state = saved(take(table, "snapshot", full=True))
+    _, rows = table.items()
+    table.store.write(rows, np.full(table.width, 99.0))
+    evicted = []
+    for turn in range(20, 60):
+        plan(table, turn)
+        evicted += [part.ids for record in table.pending for part in record.evicted]
+    rewind(table, [state])
+    table.rollback()
+    values = dict(zip(state[0]["ids"].tolist(), map(bytes, state[0]["values"]), strict=True))
+    ids = np.intersect1d(np.concatenate(evicted), state[0]["ids"])
+    assert len(ids) > 10
+    assert [*map(bytes, table.store.stored(table.rows_of(ids)))] == [values[number] for number in ids.tolist()]
+    assert not (table.store.read(table.items()[1]) == 99).any()
 
 
 def test_a_delta_holds_only_what_changed():

@@ -93,17 +93,21 @@ class RowStore:
         return out.view(self.dtype)
 
     def write(self, rows: np.ndarray, values: np.ndarray) -> None:
-        """Set distinct `rows` (integers [n]) to `values`, float32 [n, width] or [width].
+        """Set distinct `rows` (integers [n]) to `values`, float32 [n, width] or [width]."""
+        self.write_stored(rows, self.encoded(np.broadcast_to(values, (len(rows), self.width))))
+
+    def encoded(self, values: np.ndarray) -> np.ndarray:
+        """Return `values`, float32 [n, width], in stored form.
 
         Numbers that are stored as float16 are rounded to the nearest.
         """
-        values = np.ascontiguousarray(np.broadcast_to(values, (len(rows), self.width)), np.float32)
+        values = np.ascontiguousarray(values, np.float32)
         if self.halves:
-            words = np.zeros((len(rows), self.words), np.float32)
+            words = np.zeros((len(values), self.words), np.float32)
             words.view(np.float16)[:, : self.halves] = self._rounded(values[:, : self.halves])
             words[:, self._words_of(self.halves) :] = values[:, self.halves :]
             values = words
-        self.write_stored(rows, values.view(self.dtype))
+        return values.view(self.dtype)
 
     def write_stored(self, rows: np.ndarray, values: np.ndarray) -> None:
         """Set distinct `rows` (integers [n]) to values in stored form, [n, items]."""

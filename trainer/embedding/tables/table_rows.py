@@ -286,11 +286,14 @@ class TableRows:
 
     def write_initial(self, rows: np.ndarray, ids: np.ndarray) -> None:
         """Set `rows` to the initial values of `ids`, slots included, block by block."""
-        spec = self.spec
         for start in range(0, len(rows), _BLOCK):
             block = slice(start, start + _BLOCK)
-            weights = initial_rows(ids[block], spec.dim, self.seed, spec.initializer, spec.scale)
-            self.store.write(rows[block], self.packed(weights))
+            self.store.write(rows[block], self.initial_values(ids[block]))
+
+    def initial_values(self, ids: np.ndarray) -> np.ndarray:
+        """Return the initial values of `ids`, slots included, float32 [n, width]."""
+        spec = self.spec
+        return self.packed(initial_rows(ids, spec.dim, self.seed, spec.initializer, spec.scale))
 
     # -- changes -------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -318,16 +318,30 @@ def _restore_sketch(sketch: np.ndarray, arrays: Arrays) -> None:
 def rewind(table: SparseTable, states: Sequence[tuple[Arrays, Mapping[str, Any]]]) -> None:
     """Reset row values to a saved full state and its deltas; planning may continue.
 
-    Ids keep their rows. Rows of ids that were added after the states return to their initial values.
+    Ids keep their rows. Rows of ids that were added after the states return to their initial values. So do the rows
+    that uncommitted plans have evicted, which come back if these plans are undone.
     """
     with table.changing():
         live = np.flatnonzero(table.columns["live"][: table.next_row] & ~table.columns["uncommitted"][: table.next_row])
         table.write_initial(live, table.ids_of(live))
         table.reset_default_row()
+        evicted = [(plan.evicted, index) for plan in table.pending for index in range(len(plan.evicted))]
+        evicted_ids = np.concatenate([np.zeros(0, np.int64), *(parts[index].ids for parts, index in evicted)])
+        evicted_values = table.store.encoded(table.initial_values(evicted_ids))
         for arrays, _ in states:
             for _, saved_rows, ids, values in blocks(arrays, "rows", "ids", "values"):
                 rows = table.rows_of(ids)
                 rows[saved_rows == DEFAULT_ROW] = DEFAULT_ROW
                 known = (rows >= 0) & ~table.columns["uncommitted"][rows]
                 table.store.write_stored(rows[known], values[known])
+                if evicted:
+                    own = np.flatnonzero(saved_rows != DEFAULT_ROW)
+                    indices, known = find(ids[own], evicted_ids)
+                    evicted_values[known] = values[own[indices[known]]]
         table.mark_changed(live)
+        end = 0
+        for parts, index in evicted:
+            part, start = parts[index], end
+            end += len(part.ids)
+            changed = {consumer: np.ones(end - start, np.bool_) for consumer in table.tombstones}
+            parts[index] = replace(part, values=evicted_values[start:end], dirty=changed)
