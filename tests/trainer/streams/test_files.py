@@ -372,6 +372,8 @@ def test_a_segment_that_cannot_be_read_for_too_long_is_an_error_that_names_it(tm
     path.write_bytes(jsonl(rows(0, 10)))
     assert read(stream, timeout=1.0).columns["user"].tolist() == list(range(10))
     stream.close()
+    with pytest.raises(ConfigurationError, match="poll_interval takes seconds >= 0; received None"):
+        FileStream(tmp_path, schema, poll_interval=None)
     with pytest.raises(ConfigurationError, match="give_up_after takes a number > 0 or None"):
         FileStream(tmp_path, schema, give_up_after=0)
 

@@ -237,6 +237,8 @@ def test_what_cannot_be_joined_is_refused(logs):
         join(logs, negative_sampling_rate=0.0)
     with pytest.raises(ConfigurationError, match="lateness takes seconds >= 0; received -1"):
         join(logs, lateness=-1)
+    with pytest.raises(ConfigurationError, match="idle_timeout takes seconds >= 0 or None; received '1'"):
+        join(logs, idle_timeout="1")
     plain = IterableStream([{"user": np.arange(3)}], rows="batch")
     with pytest.raises(DataError, match="impressions of a join need 'event time'"):
         DelayedLabelJoin(plain, stream([1], [1.0], (1,)), "user", 1.0).poll(1, 0)

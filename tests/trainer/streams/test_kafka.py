@@ -386,6 +386,8 @@ def test_wrong_arguments_are_refused(make_kafka, stream, schema):
     cluster = make_kafka("clicks")
     with pytest.raises(ConfigurationError, match="did you mean 'arrival'"):
         stream(cluster, order="arival")
+    with pytest.raises(ConfigurationError, match="turn_timeout takes seconds >= 0 or None; received -1"):
+        stream(cluster, turn_timeout=-1)
     with pytest.raises(ConfigurationError, match="refuses its settings"):
         stream(cluster, config={"no.such.setting": 1})
     with pytest.raises(StreamError, match="did you mean 'clicks'"):

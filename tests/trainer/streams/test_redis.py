@@ -323,6 +323,8 @@ def test_counters_of_a_newer_server_tell_how_many_entries_went_unread():
 def test_wrong_arguments_are_refused(redis_server, stream, schema):
     with pytest.raises(ConfigurationError, match="redis://"):
         RedisStream("clicks", schema, url="localhost")
+    with pytest.raises(ConfigurationError, match="give_up_after takes seconds > 0 or None; received '5'"):
+        stream(give_up_after="5")
     with pytest.raises(ConfigurationError, match="start takes an entry id"):
         stream(start="newest")
     with pytest.raises(StreamError, match="position of RedisStream"):

@@ -11,7 +11,7 @@ from threading import Lock
 from time import monotonic
 from typing import Any, NamedTuple
 
-from ...checks import choice
+from ...checks import choice, number
 from ...errors import StreamError
 from ..base import BufferedStream, Sharing
 from ..batch import Cursor, Offset, Position, Span
@@ -56,6 +56,7 @@ class BrokerStream(BufferedStream):
     ) -> None:
         super().__init__()
         choice("on_missing", on_missing, ("error", "skip"))
+        number("give_up_after", give_up_after, above=0, optional=True, what="seconds")
         self.on_missing = on_missing
         self.dead_letter = DeadLetter.of(dead_letter, max_bad_share)
         self._decoder = Decoder(schema, self.dead_letter, source, format, max_record_bytes)
@@ -102,10 +103,10 @@ class BrokerStream(BufferedStream):
     def _push_messages(self, decoded: Decoded, origins: Sequence[Span]) -> None:
         """Push decoded messages without the rows before the position of the last seek."""
         rows_read = {}
-        for number, origin in enumerate(origins if self._resume_rows else ()):
+        for index, origin in enumerate(origins if self._resume_rows else ()):
             cursor = self._resume_rows.pop(origin.partition, None)
             if cursor is not None and cursor.offset == origin.offset:
-                rows_read[number] = cursor.row
+                rows_read[index] = cursor.row
         self._push(self._decoder.batch(decoded, origins, rows_read))
 
     def _report_loss(self, message: str) -> None:

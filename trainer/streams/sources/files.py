@@ -124,6 +124,7 @@ class FileStream(BufferedStream):
         if format == "parquet":
             arrow.require()
         number("give_up_after", give_up_after, above=0, optional=True)
+        number("poll_interval", poll_interval, minimum=0, what="seconds")
         self._retry = Retry(f"folder {self._label}", give_up_after=give_up_after)
         self._listing: list[str] | None = None  # segments at the last listing; None before the first one
         self._unread: deque[str] = deque()  # segments unread at the last listing

@@ -114,6 +114,7 @@ class DelayedLabelJoin(BufferedStream):
         checks.number("negative_sampling_rate", negative_sampling_rate, above=0, maximum=1, what="a share")
         checks.number("within", within, above=0, what="seconds")
         checks.number("lateness", lateness, minimum=0, what="seconds")
+        checks.number("idle_timeout", idle_timeout, minimum=0, optional=True, what="seconds")
         checks.choice("at_end", at_end, ("negative", "drop"))
         checks.choice("expired", expired, ("negative", "drop"))
         checks.whole("max_waiting", max_waiting, optional=True)

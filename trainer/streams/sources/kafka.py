@@ -8,7 +8,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from ...checks import choice, whole
+from ...checks import choice, number, whole
 from ...errors import StreamError
 from ..batch import Cursor, Position, Span, cursors_of
 from ..dead_letter import DeadLetter
@@ -95,6 +95,7 @@ class KafkaStream(BrokerStream):
         choice("start", start, _START_CHOICES)
         choice("order", order, _ORDERS)
         whole("quota", quota)
+        number("turn_timeout", turn_timeout, minimum=0, optional=True, what="seconds")
         source, server = f"kafka {topic}", f"Kafka at {servers}"
         super().__init__(
             source, server, schema, format, on_missing, dead_letter, max_bad_share, max_record_bytes, give_up_after
