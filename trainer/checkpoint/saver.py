@@ -257,7 +257,7 @@ class Saver:
             weights = {capture.MODEL: load_ckpt(path)}
             capture.assign(capture.match_tensors(content, weights, strict=strict, weights_only=True))
             return None
-        snapshot = checkpoint.find(snapshots_of(path))
+        snapshot = (checkpoint.find if cursor is None else self._find_together)(snapshots_of(path))
         groups = groups_of(snapshot)
         if averaged and weights_only:
             groups = capture.with_averages(groups, snapshot)
@@ -277,6 +277,29 @@ class Saver:
         restarted = cursor is not None and is_restarted() and self._group.is_main
         level, event = (logging.WARNING, "job restarted, resuming from") if restarted else (logging.INFO, "restored")
         logger.log(level, "%s %s (step %d)", event, snapshot.path, snapshot.step)
+        return snapshot
+
+    def _find_together(self, path: Path) -> Snapshot:
+        """Return the snapshot that all processes resume from; a collective call."""
+        snapshot: Snapshot | None = None
+        failure: CheckpointError | None = None
+        try:
+            snapshot = checkpoint.find(path)
+        except CheckpointError as error:
+            failure = error
+        own = None if snapshot is None else [snapshot.name, snapshot.manifest.id]
+        first, *others = self._group.gather_json(own)
+        for rank, other in enumerate(others, 1):
+            if other != first:
+                names = [f"{each[0]} ({each[1][:8]})" if each else "no snapshot" for each in (first, other)]
+                raise CheckpointError(
+                    f"rank 0 would resume from {names[0]}, rank {rank} from {names[1]}; all processes resume from the "
+                    f"same snapshot: give them a folder on a file system that they share. This one looked at {path}"
+                    f"{'' if failure is None else f': {failure}'}"
+                )
+        if failure is not None:
+            raise failure
+        assert snapshot is not None
         return snapshot
 
     def resume(self, path: str | Path, cursor: Cursor, folders: Iterable[Path]) -> Snapshot | None:

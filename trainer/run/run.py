@@ -325,7 +325,8 @@ def train(
                 logger.warning(
                     "nn.Dropout draws different masks than an uninterrupted run; exact_resume=True draws the same masks"
                 )
-        check_settings(trainer, feed.source, {"epochs": epochs, "max_steps": max_steps})
+        progress = {"steps done": state.progress.global_step}
+        check_settings(trainer, feed.source, {"epochs": epochs, "max_steps": max_steps, **progress})
         trainer.group.connect()  # required before the first graph that sums over processes
         warn_of_own_statistics(trainer.network, trainer.group)
         cells = [cell for cell in (trainer.network, trainer.loss_fn, trainer.optimizer) if isinstance(cell, nn.Cell)]

@@ -21,12 +21,19 @@ def job(tmp_path_factory):
 
 def test_what_differs_is_named_on_all_ranks_before_anything_is_trained(job):
     _, _, found = job
+    found = [{name: message for name, message in each.items() if name != "resume"} for each in found]
     assert found[0] == found[1]
     assert found[0].pop("nothing") == 5
     for name, message in found[0].items():
         assert str(message).startswith("rank 1 and rank 0 differ: "), name
         assert name in message
     assert "learning rate: rank 0 has 0.01, rank 1 0.05" in found[0]["learning rate"]
+
+
+def test_a_process_without_the_snapshot_of_the_others_is_named_on_all_ranks(job):
+    for found in job[2]:
+        assert found["resume"].startswith("rank 0 would resume from step_00000005 (")
+        assert "rank 1 from no snapshot; all processes resume from the same snapshot" in found["resume"]
 
 
 def test_a_process_that_ends_well_in_the_middle_ends_the_job_and_is_named(job):
