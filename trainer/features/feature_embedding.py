@@ -311,6 +311,8 @@ def _table_options(output: Output, prefix: str, options: dict[str, Any]) -> dict
     """Return the arguments of a feature's table that differ from `options`."""
     table = dict(output.id_table.options or {})
     check_arguments(f"feature {output.name!r}: an argument in options", table)
+    if table.get("mode") == "dense":
+        table.setdefault("optimizer", None)  # `options` have that of the sparse tables
     if table.get("mode", options["mode"]) == "dense" and table.get("capacity", options.get("capacity")) is None:
         table["capacity"] = _dense_rows(output)
     if prefix and table.get("path") is not None:

@@ -307,6 +307,15 @@ def test_a_bag_with_offsets_shares_its_table_with_another_column(sink_size):
     np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-5, atol=1e-7)
 
 
+def test_a_small_table_with_a_row_optimizer_is_trained_by_it():
+    """A dense parameter is updated by the Trainer's optimizer, so mode "auto" takes a sparse table."""
+    assert not Embedding(4, 100, optimizer=RowSGD(0.1)).is_dense
+    with pytest.raises(ConfigurationError, match=r"makes an ordinary parameter.*optimizer=RowSGD"):
+        Embedding(4, 100, mode="dense", optimizer=RowSGD(0.1))
+    group = EmbeddingGroup(4, {"a": {"mode": "dense", "capacity": 9}, "b": {}}, optimizer=RowSGD(0.1))
+    assert [cell.is_dense for cell in group.members] == [True, False]
+
+
 def test_a_small_table_with_a_file_is_kept_in_the_file(tmp_path):
     """A dense parameter has no file, so mode "auto" takes a sparse table."""
     assert not Embedding(4, 100, path=tmp_path / "rows").is_dense

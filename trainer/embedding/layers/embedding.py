@@ -51,6 +51,10 @@ class WorkingSet:
         return self._mirrors[name]
 
 
+def _any_given(*options: Any) -> bool:
+    return any(option is not None for option in options)
+
+
 def _scratch(name: str, shape: tuple[int, ...], dtype: mstype = mstype.float32) -> Parameter:
     return Parameter(Tensor(np.zeros(shape), dtype), name=f"embedding.{name}", requires_grad=False)
 
@@ -65,8 +69,8 @@ class Embedding(nn.Cell):
     Args:
         dim: length of a vector.
         capacity: maximum number of ids with their own row; None grows on demand. Up to 10**6, without admission,
-            eviction and path, mode "auto" takes an ordinary dense float32 parameter [capacity, dim] indexed by ids 0 to
-            capacity - 1, because updating all of its rows costs less (measured).
+            eviction, path and optimizer, mode "auto" takes an ordinary dense float32 parameter [capacity, dim] indexed
+            by ids 0 to capacity - 1, because updating all of its rows costs less (measured).
         name: unique name of the table in snapshots; by default the attribute path of the cell in the network.
         column: name of the input column that this cell reads, where tracing the network cannot find it.
         table: another `Embedding` whose table this cell shares. It must have the same `dim` and `dtype`; other
@@ -138,10 +142,12 @@ class Embedding(nn.Cell):
         whole("padding", padding, -(2**63), maximum=2**63 - 1, optional=True)
         if table is not None and not isinstance(table, Embedding):
             refuse("table", "another Embedding, whose table is shared, or None", table)
-        if mode == "dense" and table is None and (admission, eviction, path) != (None, None, None):
+        if mode == "dense" and table is None and _any_given(admission, eviction, path, optimizer):
+            rule = None if optimizer is None else type(optimizer).__name__
             raise ConfigurationError(
-                "mode='dense' makes an ordinary parameter, which has no admission, eviction or path; received "
-                f"admission={admission!r}, eviction={eviction!r}, path={path!r}; mode='sparse' takes them"
+                "mode='dense' makes an ordinary parameter, which has no admission, eviction or path, and which the "
+                f"Trainer's optimizer updates; received admission={admission!r}, eviction={eviction!r}, path={path!r}, "
+                f"optimizer={rule}; mode='sparse' takes them"
             )
         if table is not None and table.dim != dim:
             raise ConfigurationError(f"dim must be that of the shared table, {table.dim}; received {dim}")
@@ -174,7 +180,7 @@ class Embedding(nn.Cell):
         self.padding = spec.padding or 0
         if eviction is not None and eviction.when_full is not None and capacity is None and eviction.ttl is None:
             raise ConfigurationError(f"eviction {eviction.when_full!r} needs a capacity; received capacity=None")
-        needs_sparse = (spec.admission, eviction, spec.path) != (None, None, None) or spec.dtype != "float32"
+        needs_sparse = _any_given(spec.admission, eviction, spec.path, self.row_optimizer) or spec.dtype != "float32"
         fits_dense = capacity is not None and capacity <= DENSE_ROWS and not needs_sparse
         self.is_dense = mode == "dense" or (mode == "auto" and fits_dense)
         if self.is_dense and spec.dtype != "float32":

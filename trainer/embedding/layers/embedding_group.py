@@ -58,6 +58,8 @@ class EmbeddingGroup(nn.Cell):
         for name, override in overrides.items():
             check_arguments(f"EmbeddingGroup: an argument of the table {name!r}", (*options, *override))
             arguments = {**options, **override, "name": name}
+            if override.get("mode") == "dense" and "optimizer" not in override:
+                arguments["optimizer"] = None  # `options` have that of the sparse tables
             if isinstance(arguments.get("table"), str):
                 shared = choice(f"EmbeddingGroup: table of {name!r}, an earlier one,", arguments["table"], list(cells))
                 arguments = {"table": cells[shared]}
