@@ -261,6 +261,8 @@ class Saver:
         groups = groups_of(snapshot)
         if averaged and weights_only:
             groups = capture.with_averages(groups, snapshot)
+        if strict:
+            self._owner.check_has_tables(capture.part_states(snapshot, capture.TABLES))
         tensors = capture.match_tensors(content, groups, strict=strict, weights_only=weights_only)
         if weights_only:
             states = capture.table_states(content, snapshot)

@@ -19,6 +19,7 @@ from ..compat import keywords
 from ..distributed.exchange import make_exchange
 from ..distributed.group import join
 from ..embedding.layers.embedding_cells import embedding_cells
+from ..errors import CheckpointMismatchError
 from ..graph import network_checks, precision
 from ..graph.boost import make_boost
 from ..graph.builder import StepBuilder
@@ -218,6 +219,19 @@ class TrainedNetwork:
         self.tables = self.parts["tables"] = tables
         self.builder.tables = tables.tables
         self.boost = self.builder.boost = self.boost.without_freezing("embedding tables train in whole steps")
+
+    def check_has_tables(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Check that the network has sparse tables if a snapshot has.
+
+        Raises:
+            CheckpointMismatchError: it has none.
+        """
+        jsons = (state["json"] for state in states if isinstance(state["json"], Mapping))
+        names = sorted({name for json in jsons for name in json})
+        if names and all(cell.is_dense for cell in embedding_cells(self.network)):
+            raise CheckpointMismatchError(
+                f"the snapshot has the sparse tables {names}, the network has none; strict=False loads the parameters"
+            )
 
     def load_tables(self, states: list[dict[str, Any]]) -> None:
         """Restore the sparse tables now, or when the first data is read."""

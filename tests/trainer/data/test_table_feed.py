@@ -244,6 +244,24 @@ def test_a_snapshot_of_another_row_optimizer_is_refused_by_name(data, trained, t
     build(Taste(optimizer=SlowAdam())).load(tmp_path)
 
 
+class Plain(nn.Cell):
+    """What is left of `Taste` without tables."""
+
+    def __init__(self):
+        super().__init__()
+        self.top = nn.Dense(12, 1)
+
+    def construct(self, ids, x):
+        return self.top(x.repeat(12, 1)) + x
+
+
+def test_a_snapshot_of_tables_is_refused_by_a_network_without_any(data, trained, tmp_path):
+    trained.save(tmp_path)
+    with pytest.raises(CheckpointMismatchError, match=r"the sparse tables \['bias', 'taste'\], the network has none"):
+        build(Plain()).load(tmp_path)
+    build(Plain()).load(tmp_path, strict=False)
+
+
 class Computed(nn.Cell):
     def __init__(self):
         super().__init__()
