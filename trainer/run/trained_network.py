@@ -216,6 +216,8 @@ class TrainedNetwork:
             tables.check_states(self._loaded_tables)
             tables.load_states(self._loaded_tables)
             self._loaded_tables = ()
+        for cell in embedding_cells(self.network):
+            cell.host.awaits_rows = False
         self.tables = self.parts["tables"] = tables
         self.builder.tables = tables.tables
         self.boost = self.builder.boost = self.boost.without_freezing("embedding tables train in whole steps")
@@ -237,6 +239,8 @@ class TrainedNetwork:
         """Restore the sparse tables now, or when the first data is read."""
         if self.tables is None:
             self._loaded_tables = states if embedding_cells(self.network) else ()
+            for cell in embedding_cells(self.network):
+                cell.host.awaits_rows = bool(states)
         else:
             self.tables.load_states(states)
 

@@ -120,11 +120,7 @@ class TrainerBase(TrainedNetwork):
         Raises:
             CheckpointError: the snapshot cannot be written, or `load` restored tables and no data has been read since.
         """
-        if self._loaded_tables:
-            raise CheckpointError(
-                "save: the sparse tables of the loaded snapshot are restored with the first data, which shows the "
-                "columns that feed them; call fit, evaluate or predict first"
-            )
+        self._check_tables_restored("save")
         with self.group.inside("save"):
             return self.saver.save(Path(root), background=background)
 
@@ -176,16 +172,25 @@ class TrainerBase(TrainedNetwork):
 
         Raises:
             ConfigurationError: `parameter_map` is not such a mapping.
-            CheckpointError: there is no intact source at `path`.
+            CheckpointError: there is no intact source at `path`; or `load` restored tables, and no data has been read
+                since.
             CheckpointMismatchError: the source does not match the network, which is unchanged.
         """
         from .initial_state import init_from
 
+        self._check_tables_restored("init_from")
         path = local_snapshot(path, self.group) or path
         init_from(self.snapshot_content(), self.features, path, parameter_map, strict=strict)
         self._forget_snapshot()
         if self.builder.average is not None:
             self.builder.average.restart()
+
+    def _check_tables_restored(self, verb: str) -> None:
+        if self._loaded_tables:
+            raise CheckpointError(
+                f"{verb}: the sparse tables of the loaded snapshot are restored with the first data, which shows the "
+                "columns that feed them; call fit, evaluate or predict first"
+            )
 
     def _forget_snapshot(self) -> None:
         """Let no rollback go back to what the network was before it got other weights."""

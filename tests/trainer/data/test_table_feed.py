@@ -19,7 +19,7 @@ from tests.trainer.contents import assert_same, content
 from trainer import Every, LambdaCallback, ModelCheckpoint, Trainer
 from trainer.embedding import Embedding, Eviction, RowAdagrad, RowAdam, RowFTRL, RowSGD
 from trainer.embedding.tables.hashing import initial_rows
-from trainer.errors import CheckpointMismatchError, ConfigurationError
+from trainer.errors import CheckpointError, CheckpointMismatchError, ConfigurationError, DataError
 from trainer.streams import Column, FileStream, ReplayStream, Schema
 
 ROWS, BATCH = 640, 32
@@ -260,6 +260,20 @@ def test_a_snapshot_of_tables_is_refused_by_a_network_without_any(data, trained,
     with pytest.raises(CheckpointMismatchError, match=r"the sparse tables \['bias', 'taste'\], the network has none"):
         build(Plain()).load(tmp_path)
     build(Plain()).load(tmp_path, strict=False)
+
+
+def test_rows_that_a_loaded_snapshot_has_are_not_read_before_they_are_restored(data, trained, tmp_path):
+    trained.save(tmp_path)
+    trainer, ids = build(), Tensor(data["ids"][:5])
+    trainer.load(tmp_path)
+    with pytest.raises(CheckpointError, match="init_from: the sparse tables of the loaded snapshot are restored with"):
+        trainer.init_from(tmp_path)
+    with pytest.raises(
+        DataError, match=r"table 'taste': .* restored with the first data.*call fit, evaluate or predict"
+    ):
+        trainer.network.taste(ids)
+    trainer.predict({name: data[name] for name in ("ids", "x")}, batch_size=BATCH)
+    assert np.array_equal(trainer.network.taste(ids).asnumpy(), trained.network.taste(ids).asnumpy())
 
 
 class Computed(nn.Cell):

@@ -192,7 +192,7 @@ class Embedding(nn.Cell):
             raise ConfigurationError("mode='dense' needs a capacity, the number of rows; received capacity=None")
         hide(self, "spec", spec)
         hide(self, "preset", None)  # (ids, vectors) of `from_pretrained`
-        hide(self, "host", SimpleNamespace(table=None, optimizer=None))  # shared by all cells of the table
+        hide(self, "host", SimpleNamespace(table=None, optimizer=None, awaits_rows=False))  # of all its cells
         if self.is_dense:
             assert capacity is not None
             seed = stable_seed(spec.seed, spec.name)
@@ -279,6 +279,11 @@ class Embedding(nn.Cell):
         ids = ids.asnumpy()
         if ids.dtype.kind not in "iu":
             raise DataError(f"ids must be integers; received {ids.dtype}")
+        if self.host.awaits_rows:
+            raise DataError(
+                f"table {self.spec.name!r}: the rows of the snapshot that was loaded are restored with the first data, "
+                "which shows the columns that feed the tables; call fit, evaluate or predict first"
+            )
         flat = ids.reshape(-1).astype(np.int64)
         table = self.host_table()
         if table.shards.size > 1:
