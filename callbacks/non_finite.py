@@ -158,6 +158,8 @@ class SkipNonFinite(_NonFinite):
             self._respond(trainer, run_length)
 
     def _respond(self, trainer: Trainer, run_length: int) -> None:
+        if self.rollback:
+            trainer.saver.wait()  # a snapshot that is being written may be the one to roll back to
         reason = f"{run_length} non-finite steps in a row (max_consecutive={self.max_consecutive})"
         if trainer.state.stop_reason is not None:
             logger.warning("SkipNonFinite: %s; the run is ending anyway", reason)

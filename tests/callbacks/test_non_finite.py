@@ -1,11 +1,12 @@
 import logging
+import time
 
 import numpy as np
 import pytest
 from mindspore import amp, nn
 
 from callbacks import ModelCheckpoint, SkipNonFinite, TerminateOnNaN
-from trainer.checkpoint import read
+from trainer.checkpoint import read, snapshot_writer
 from trainer.trainer import Trainer
 
 
@@ -163,3 +164,12 @@ def test_weights_that_were_loaded_are_not_rolled_back_to_those_before(verb, fit,
     trainer = fit(skip, data=poisoned(0, 1), epochs=1, valid=False, fresh=False)
     assert "there is no snapshot to roll back to" in trainer.state.stop_reason.detail
     np.testing.assert_array_equal(trainer.network[0].weight.asnumpy(), before)
+
+
+def test_a_rollback_waits_for_the_first_snapshot_that_is_being_written(fit, poisoned, tmp_path, monkeypatch):
+    store = snapshot_writer.store
+    monkeypatch.setattr(snapshot_writer, "store", lambda *given: time.sleep(0.5) or store(*given))
+    checkpoint, skip = ModelCheckpoint(tmp_path, every=2, background=True), SkipNonFinite(max_consecutive=2, every=1)
+    trainer = fit(checkpoint, skip, data=poisoned(2, 3), epochs=1, valid=False)
+    assert trainer.state.stop_reason.kind == "limit"
+    assert trainer.state.skipped_steps == 0, "those of the snapshot"
