@@ -46,7 +46,9 @@ class Saver:
         self.config: str | None = None  # text stored as config.yaml in every snapshot, or None
         self.written: set[str] = set()  # names of the snapshots this process wrote, which are known to be intact
         self.durable_count = 0  # number of snapshots that are safely on disk, including replaced ones
-        self._uncommitted: deque[Mapping[str, Any]] = deque()  # data positions of snapshots that may not be durable yet
+        self._uncommitted: deque[Mapping[str, Any] | None] = (
+            deque()
+        )  # data positions of snapshots that may not be durable yet
         self._positions: dict[Path, Mapping[str, Any] | None] = {}
         self._identities: dict[Path, str] = {}
         self._locks: dict[Path, FolderLock | None] = {}
@@ -92,8 +94,7 @@ class Saver:
         parts = open_parts(self._group, path, capture.TABLES_GROUP) if is_divided else None
         if not self._group.is_main:  # everything but table rows is the same on all ranks
             self._contribute(content, path, parts, background)
-            if position is not None:
-                self._uncommitted.append(position)
+            self._uncommitted.append(position)  # also None, because rank 0 counts every snapshot
             self._report_path(path)
             return path
         try:

@@ -6,17 +6,22 @@ import logging
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from mindspore import nn
 
 from trainer import checkpoint
 from trainer.checkpoint import parts
 from trainer.checkpoint.manifest import MANIFEST, seal
+from trainer.checkpoint.saver import Saver
 from trainer.checkpoint.snapshot_writer import BackgroundWriter
 from trainer.checkpoint.tensor_file import LazyArray
 from trainer.distributed.group import Group
 from trainer.errors import CheckpointDamagedError, CheckpointError
+from trainer.graph.accumulation import OpenAccumulation
+from trainer.state import State
 
 GROUP = "part.tables"
 RANKS = 3
@@ -211,3 +216,36 @@ def test_a_snapshot_in_parts_is_pruned_and_built_on(tmp_path):
     assert [link.step for link in checkpoint.read(tmp_path / "step_00000002").chain()] == [1, 2]
     assert checkpoint.prune(tmp_path, []) == ["step_00000002", "step_00000001"]
     assert names(tmp_path) == ["step_00000003"]
+
+
+class Follower(Group):
+    """Rank 1 of two, which rank 0 tells nothing."""
+
+    rank, size = 1, 2
+
+    def gather_json(self, value):
+        return [[None, None]] * 2
+
+
+def test_a_snapshot_between_two_trainings_lets_no_process_commit_rows_too_early(tmp_path):
+    content = SimpleNamespace(
+        state=State(),
+        network=nn.ReLU(),
+        optimizer=nn.ReLU(),
+        accumulation=OpenAccumulation(None),
+        parts={},
+        tables=None,
+    )
+    committed = []
+    owner = SimpleNamespace(
+        snapshot_content=lambda: content, report_snapshot=lambda path: None, commit=committed.append
+    )
+    saver = Saver(Follower(), owner)
+    content.cursor = None
+    saver.save(tmp_path)
+    content.cursor = SimpleNamespace(shared_position=lambda: {"epoch": 3})
+    saver.save(tmp_path, background=True)
+    saver.commit_durable(1)  # the first snapshot is durable, which is of no position
+    assert {"epoch": 3} not in committed
+    saver.commit_durable(2)
+    assert {"epoch": 3} in committed
