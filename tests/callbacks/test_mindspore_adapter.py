@@ -9,7 +9,7 @@ from mindspore import train as ms
 from mindspore.dataset import NumpySlicesDataset
 
 from callbacks import LambdaCallback, adapt
-from trainer import Trainer
+from trainer import Model, Trainer
 
 
 class Recorder(ms.Callback):
@@ -243,3 +243,36 @@ def test_steps_return_overflow_and_scale_where_mindspores_would(drops):
     loss = seen.outputs[0] if drops else seen.outputs  # TrainOneStepWithLossScaleCell, TrainOneStepCell
     assert isinstance(loss, Tensor)
     assert not drops or (not seen.outputs[1], seen.outputs[2].item()) == (True, 128)
+
+
+class Rows:
+    def clear(self):
+        self.rows = 0
+
+    def update(self, predictions, labels):
+        self.rows += len(labels)
+
+    def eval(self):
+        return {"all": self.rows}
+
+
+class OfValidations(ms.Callback):
+    def __init__(self):
+        self.seen = []
+
+    def on_eval_step_end(self, run_context):
+        self.seen.append(run_context.original_args().net_outputs[1].shape)
+
+    def on_eval_end(self, run_context):
+        self.seen.append(run_context.original_args().metrics)
+
+
+@pytest.mark.parametrize("hook", ["on_eval_begin", "on_eval_step_begin", "on_eval_step_end", "on_eval_end"])
+def test_an_evaluation_in_a_hook_of_a_validation_leaves_the_others_theirs(hook):
+    network, seen, data = nn.Dense(3, 1), OfValidations(), (np.ones((8, 3), np.float32), np.ones((8, 1), np.float32))
+    trainer, evaluated = Model(network, nn.MSELoss(), nn.SGD(network.trainable_params()), {"rows": Rows()}), []
+    other = NumpySlicesDataset(tuple(column[:2] for column in data)).batch(1)
+    evaluate = LambdaCallback(order=-1, **{hook: lambda trainer: evaluated.append(trainer.eval(other))})
+    trainer.fit(data, batch_size=4, callbacks=[evaluate, seen], valid_dataset=data)
+    assert seen.seen == [(4, 1), (4, 1), {"rows": {"all": 8}}]
+    assert evaluated[0] == {"rows": {"all": 2}}

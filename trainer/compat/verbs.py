@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mindspore import Tensor, nn
 from mindspore.train import Callback as MindSporeCallback
 
+from callbacks.lambda_callback import LambdaCallback
 from callbacks.mindspore_adapter import TrainNetwork
 
 from .. import checks
@@ -51,9 +52,11 @@ class MindSporeVerbs(TrainerBase):
         checks.boolean("dataset_sink_mode", dataset_sink_mode)
         if not self.metrics:
             raise ConfigurationError("eval: needs metrics, and the trainer has none; evaluate() returns the loss")
-        evaluate(self, valid_dataset, callbacks, None, None)
-        evaluation = self.state.evaluation
-        return {} if evaluation is None else dict(evaluation.values)
+        values: dict[str, Any] = {}
+        reader = LambdaCallback(on_eval_end=lambda trainer: values.update(trainer.state.evaluation.values))
+        given = callbacks if isinstance(callbacks, Iterable) else [] if callbacks is None else [callbacks]
+        evaluate(self, valid_dataset, [*given, reader], None, None)
+        return values
 
     def build(
         self,

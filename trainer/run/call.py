@@ -120,7 +120,7 @@ def _shut_down(trainer: TrainerBase) -> None:
 def _nested(trainer: TrainerBase, phase: Phase, callbacks: Any) -> Iterator[StopOnSignal]:
     """Run an evaluation or prediction within a training; restore the training's state."""
     state = trainer.state
-    kept = trainer.callbacks, trainer.history, trainer.metrics, state.phase, state.metrics
+    kept = trainer.callbacks, trainer.history, trainer.metrics, state.phase, state.metrics, state.evaluation
     trainer.callbacks, trainer.history = make_callbacks(callbacks, main=trainer.group.is_main)
     state.phase = phase
     if phase is Phase.EVALUATE:  # a window or a validation may be adding rows to the metrics of the run
@@ -129,7 +129,7 @@ def _nested(trainer: TrainerBase, phase: Phase, callbacks: Any) -> Iterator[Stop
         yield StopOnSignal(lambda name: None)  # the run's own handlers stay in place
     finally:
         loop.teardown(trainer)
-        trainer.callbacks, trainer.history, trainer.metrics, state.phase, state.metrics = kept
+        trainer.callbacks, trainer.history, trainer.metrics, state.phase, state.metrics, state.evaluation = kept
 
 
 def check_idle(trainer: TrainerBase) -> None:
