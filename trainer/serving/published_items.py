@@ -21,7 +21,7 @@ from ..models.item_index import ItemIndex
 from ..models.next_item import NextItem
 from ..models.retrieval import Predicts, item_vectors
 from ..storage.cached_segments import local_files
-from ..streams.formats.coercion import as_text
+from ..streams.formats.coercion import as_text, plain
 from ..streams.formats.ragged_column import Ragged
 from ..streams.formats.schema import Schema
 from ..streams.sources.whole_table import read_table
@@ -263,6 +263,7 @@ class PublishedItems:
             raise DataError(
                 f"recommend(without=..., history=...) takes a list of ids for each user; received {listed!r}"
             )
+        listed = [plain(value) for value in listed]
         for value in listed:
             if not isinstance(value, kind) or isinstance(value, bool):
                 shown = "text" if kind is str else "integers"

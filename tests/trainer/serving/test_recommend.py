@@ -337,6 +337,28 @@ def test_times_and_lists_of_users_are_read_from_a_file_as_in_python(tmp_path, ca
     assert "--without takes a column of lists of ids; received 'joined, which" in capsys.readouterr().err
 
 
+def test_missing_ids_of_users_and_in_their_lists_are_read_from_a_file_as_in_python(tmp_path, capsys):
+    ids = {"dtype": "int64"}
+    declared = [Categorical("user", **ids), ListFeature("likes", max_length=4, **ids), Categorical("item", **ids)]
+    features = Features(declared, label="item")
+    net = TwoTower(features, ["item"], dim=4, hidden=[8], width=4)
+    trainer = Trainer(net, InBatchSoftmax(0.2), ("adam", {}), features=features, seed=0)
+    rows = {"user": range(8), "likes": [[n, n + 1] for n in range(8)], "item": range(8)}
+    root, file, output = tmp_path / "published", tmp_path / "users.jsonl", tmp_path / "items.jsonl"
+    publish = Publish(root, items={"item": range(8)}, item_id="item")
+    trainer.fit(rows, epochs=9, batch_size=8, callbacks=[publish])
+    users = [{"user": 1, "likes": [1, None, 3]}, {"user": None, "likes": [2]}, {"user": 3}]
+    write_items(file, users)
+    command = ["recommend", str(root), "--users", str(file), "-k", "2", "--output", str(output)]
+    assert main(command) == 0, capsys.readouterr().err
+    with ServedModel(root, follow=False) as model:
+        expected = model.recommend(users, 2)
+    lines = [json.loads(line) for line in output.read_text("utf-8").splitlines()]
+    assert [line["item"] for line in lines] == np.concatenate(expected.ids).tolist()
+    np.testing.assert_allclose([line["score"] for line in lines], np.concatenate(expected.scores), rtol=1e-6)
+    assert [line["user"] for line in lines] == [1, 1, None, None, 3, 3]
+
+
 @pytest.mark.server
 def test_a_history_is_answered_over_http_and_by_the_command_as_in_python(tmp_path, capsys):
     item = {"table": "item"}
@@ -368,6 +390,27 @@ def test_a_history_is_answered_over_http_and_by_the_command_as_in_python(tmp_pat
     command = ["recommend", str(root), "--users", str(users), "-k", "5", "--without", "left", "--output", str(output)]
     assert main(command) == 0, capsys.readouterr().err
     assert [json.loads(line)["item"] for line in output.read_text("utf-8").splitlines()] == ids
+
+
+def test_a_history_may_have_integer_ids(tmp_path):
+    item = {"table": "item", "dtype": "int64"}
+    history = ListFeature("seen", pooling=None, max_length=4, **item)
+    features = Features([Categorical("item", **item), history], label="item")
+    trainer = Trainer(SASRec(features, dim=4, blocks=1), InBatchSoftmax(1.0), ("adam", {}), features=features, seed=0)
+    rows = {"seen": [[n % 8, (n + 1) % 8] for n in range(32)], "item": [(n + 2) % 8 for n in range(32)]}
+    trainer.fit(
+        rows, epochs=1, batch_size=32, callbacks=[Publish(tmp_path / "v", items={"item": range(8)}, item_id="item")]
+    )
+    with ServedModel(tmp_path / "v", follow=False) as model:
+        every = model.recommend({"seen": [[1, 2]]}, k=8).ids[0].tolist()
+        others = [number for number in every if number not in (1, 2, 3)]
+        assert model.recommend(k=8, history=[[1, 2]], without=[[3]]).ids[0].tolist() == others
+        assert model.recommend(k=8, history=[np.array([1, 2])], without=[[np.int64(3)]]).ids[0].tolist() == others
+    users, output = tmp_path / "users.jsonl", tmp_path / "items.jsonl"
+    users.write_text(json.dumps({"user": "a", "seen": [1, None, 2], "left": [3]}) + "\n", encoding="utf-8")
+    command = ["recommend", str(tmp_path / "v"), "--users", str(users), "-k", "8", "--without", "left"]
+    assert main([*command, "--output", str(output)]) == 0
+    assert [json.loads(line)["item"] for line in output.read_text("utf-8").splitlines()] == others
 
 
 CONFIG = """\

@@ -65,8 +65,13 @@ class DeclaredRows:
 def _as_raw(values: Any, column: Column | None) -> Any:
     """Return values that are the same when they are read as raw rows again."""
     from ...features.feature import NO_ID
+    from ...streams.formats.ragged_column import Ragged
     from ...streams.formats.times import datetimes
 
+    if isinstance(values, Ragged) and values.dtype.kind == "i" and (values.values == NO_ID).any():
+        elements = values.values.astype(object)
+        elements[values.values == NO_ID] = None
+        return Ragged(elements, values.offsets)
     if column is not None and column.times:  # seconds would be read in the unit that the column declares
         return datetimes(values)
     if column is None or column.default != NO_ID or not (values == NO_ID).any():

@@ -85,12 +85,14 @@ def _recommendations(model: ServedModel, args: argparse.Namespace) -> Iterator[d
     history = model.items.history
     for block in table.blocks(columns, _USERS_PER_BATCH, features.max_bad_share):
         ids = block[name] if name in features.columns else block.pop(name)
+        if isinstance(ids, np.ma.MaskedArray):
+            ids = np.array(ids.tolist(), object)  # None where masked
         if args.without is not None:
             options["without"] = _ids_of_lists(features, args.without, block[args.without])
         if history is None:
             options["users"] = {name: column for name, column in block.items() if name in features.columns}
         else:
-            options["history"] = [row.tolist() for row in block[history]]
+            options["history"] = _known_ids(block[history])
         _, items, scores = model.recommend(k=args.k, **options)
         counts = [len(row) for row in items]
         yield {
@@ -111,4 +113,9 @@ def _ids_of_lists(features: Features, name: str, column: Any) -> list[list[Any]]
         if reader is None:
             refuse("--without", "a column of lists of ids", f"{name}, which the features read as single values")
         column = reader.lists({name: column})
-    return [row.tolist() for row in column]
+    return _known_ids(column)
+
+
+def _known_ids(lists: Any) -> list[list[Any]]:
+    """Return the ids of each list, without missing ones."""
+    return [[value for value in row.tolist() if value is not None] for row in lists]
