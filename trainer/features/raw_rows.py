@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_SAMPLE = 100  # first rows whose keys give the column names, if each row is a mapping
 TOLERATED_ROWS = 10  # up to this many bad rows are never an error
 
 
@@ -92,7 +92,7 @@ class RawData:
         return True
 
     def names(self, csv_format: CsvFormat) -> list[str]:
-        """Return the column names of the first rows; empty if unknown."""
+        """Return the column names, those of files from their first rows; empty if unknown."""
         raise NotImplementedError
 
     def parts(
@@ -136,7 +136,7 @@ class RawTable(RawData):
     def names(self, csv_format: CsvFormat | None = None) -> list[str]:
         if isinstance(self._data, Mapping):
             return [str(name) for name in self._data]
-        return list(dict.fromkeys(str(name) for row in self._data[:_SAMPLE] for name in row))
+        return [str(name) for name in dict.fromkeys(itertools.chain.from_iterable(self._data))]
 
     def parts(
         self, features: Features, bad_rows: BadRowCounter, *, labelled: bool = True, kept: bool = False
@@ -269,7 +269,7 @@ class AbsentColumns:
 
     def warn(self, data: RawData) -> None:
         """Log a warning for each column without a value in `data`, after `note`."""
-        if not data.warns_of_absent or self._rows < _MIN_ROWS:
+        if not self._absent or not data.warns_of_absent or self._rows < _MIN_ROWS:
             return
         present = data.names(self._csv)
         for name in self._absent:

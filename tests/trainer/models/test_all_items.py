@@ -159,6 +159,13 @@ def test_interactions_are_read_as_other_raw_rows_are(kind, tmp_path):
     assert (test["item"].tolist(), test["time"].tolist()) == (["i, 6", "i, 7"], [6.0, 7.0])
 
 
+def test_a_line_may_lack_a_column_that_later_ones_have(tmp_path):
+    lines = [{"user": "u", "item": "a", "time": 1}, {"user": "u", "item": "b", "time": 2, "shop": "s"}]
+    (tmp_path / "rows.jsonl").write_text("\ufeff" + "".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    part = interactions(tmp_path / "rows.jsonl", "train", time="time")
+    assert part["shop"].tolist() == ["", "s"]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [("u1,,9", "item is missing|'item'.*missing|missing"), ("u1,i9,late", "late"), ("u1,i9", "fields|2")],

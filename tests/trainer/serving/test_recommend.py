@@ -22,6 +22,7 @@ from trainer.experiment.cli import main
 from trainer.features import Categorical, Features, ListFeature, Numeric, Time
 from trainer.models import InBatchSoftmax, SASRec, TwoTower, item_vectors, user_vectors
 from trainer.serving import Publish, ServedModel
+from trainer.serving.published_items import ItemTable
 
 PEOPLE = [{"user": "1", "age": 24}, {"user": "655", "age": 50}, {"user": "nobody"}]
 NEW = {"item": "5000", "genres": ["Comedy"], "year": 1998}
@@ -129,6 +130,21 @@ def test_many_items_are_found_by_an_index_whose_recall_is_measured(tmp_path, cap
     with pytest.raises(CheckpointError, match=r"Faiss: pip install 'mindspore-trainer\[retrieval\]'") as raised:
         ServedModel(tmp_path / "1999", follow=False)
     assert not isinstance(raised.value, CheckpointDamagedError)
+
+
+@pytest.mark.parametrize("source", ["file", "rows"])
+def test_the_first_items_may_lack_a_column_that_later_ones_have(source, tmp_path):
+    class Vectors:
+        def predict(self, rows):
+            return np.ones((len(rows["ids"]), 4), np.float32)
+
+    films = [*({"item": f"i{n}"} for n in range(150)), {"item": "last", "genre": "War", "year": 1998}]
+    (tmp_path / "items.jsonl").write_text("\n" + "".join(json.dumps(film) + "\n" for film in films))
+    table = ItemTable(tmp_path / "items.jsonl" if source == "file" else films, "item", ["genre"])
+    features = Features([Categorical("user"), Categorical("item"), Numeric("year")], label="item")
+    state = table.state(Vectors(), features, None)["json"]
+    assert state["user_columns"] == ["user"]
+    assert state["filters"]["genre"][-2:] == ["", "War"]
 
 
 class Terminate(Callback):

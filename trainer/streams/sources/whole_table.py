@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from ..formats.schema import Schema
 from .files import FileStream
 
 _PART_ROWS = 1 << 16
+_HEADER_LINES = 1000  # first JSON lines whose keys are the columns
+_LONGEST_LINE = 1 << 20  # characters; the keys of longer lines are not read
 
 
 def names_of_file(path: Path, csv_format: CsvFormat) -> list[str]:
@@ -32,9 +36,19 @@ def names_of_file(path: Path, csv_format: CsvFormat) -> list[str]:
             return list(parquet.read_schema(path).names)
         if kind in (".csv", ".tsv"):
             return csv_header.names_of_file(path, csv_format)
-        with open(path, encoding="utf-8") as file:
-            return list(json.loads(file.readline(1 << 20)))
+        return _names_of_lines(path)
     return []
+
+
+def _names_of_lines(path: Path) -> list[str]:
+    """Return the keys of the first JSON lines; a line may lack some of them."""
+    names: dict[str, None] = {}
+    with open(path, encoding="utf-8-sig") as file:
+        for line in itertools.islice(iter(functools.partial(file.readline, _LONGEST_LINE), ""), _HEADER_LINES):
+            with contextlib.suppress(ValueError):
+                row = json.loads(line)
+                names |= dict.fromkeys(row if isinstance(row, dict) else ())
+    return list(names)
 
 
 def read_table(path: Path, schema: Schema, what: str) -> dict[str, Any]:
