@@ -15,6 +15,7 @@ from ..errors import ConfigurationError, DataError, did_you_mean
 from ..features.feature import NO_ID, text_column
 from ..features.feature_data import is_raw, raw_data
 from ..features.features import Features
+from ..features.lists import ListFeature
 from ..features.raw_rows import RawTable
 from ..models.bpr import BPR
 from ..models.item_index import ItemIndex
@@ -138,7 +139,7 @@ class ItemTable:
         return {
             "json": {
                 "ids": columns[self.id_column].tolist(),
-                "filters": {name: _json_values(columns[name]) for name in self.filters},
+                "filters": {name: _json_values(_as_lists(features, name, columns)) for name in self.filters},
                 "user_columns": [name for name in features.columns if name not in non_user_columns],
                 "training_columns": list(training_columns),
                 "history": history if item == self.id_column else None,
@@ -153,6 +154,12 @@ def _read_rows(data: Any, schema: Schema) -> dict[str, Any]:
     for row, reason in decoded.reasons.items():
         raise DataError(f"row {row} of the table of items: {reason}")
     return dict(decoded.columns)
+
+
+def _as_lists(features: Features, name: str, columns: Mapping[str, Any]) -> Any:
+    """Return a column; texts that features split become lists."""
+    readers = [f for f in features.features if isinstance(f, ListFeature) and f.source == name and f.separator]
+    return readers[0].lists(columns) if readers else columns[name]
 
 
 def _json_values(column: Any) -> list[Any]:

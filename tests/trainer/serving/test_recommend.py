@@ -22,7 +22,7 @@ from trainer.experiment.cli import main
 from trainer.features import Categorical, Features, ListFeature, Numeric, Time
 from trainer.models import InBatchSoftmax, SASRec, TwoTower, item_vectors, user_vectors
 from trainer.serving import Publish, ServedModel
-from trainer.serving.published_items import ItemTable
+from trainer.serving.published_items import ItemTable, PublishedItems
 
 PEOPLE = [{"user": "1", "age": 24}, {"user": "655", "age": 50}, {"user": "nobody"}]
 NEW = {"item": "5000", "genres": ["Comedy"], "year": 1998}
@@ -145,6 +145,19 @@ def test_the_first_items_may_lack_a_column_that_later_ones_have(source, tmp_path
     state = table.state(Vectors(), features, None)["json"]
     assert state["user_columns"] == ["user"]
     assert state["filters"]["genre"][-2:] == ["", "War"]
+
+
+def test_texts_that_the_features_split_are_filtered_by_their_elements():
+    class Vectors:
+        def predict(self, rows):
+            return np.ones((len(rows["ids"]), 4), np.float32)
+
+    films = {"item": list("abc"), "genres": ["War|Comedy", "War", None]}
+    declared = [Categorical("user"), Categorical("item"), ListFeature("genres", separator="|", max_length=2)]
+    table = ItemTable(films, "item", ["genres"])
+    items = PublishedItems(table.state(Vectors(), Features(declared, label="item"), None))
+    for wanted, found in (("Comedy", ["a"]), ("War", ["a", "b"]), (["Comedy", "War"], ["a", "b"])):
+        assert items.nearest(np.ones((1, 2)), 3, None, {"genres": wanted})[0][0].tolist() == found
 
 
 class Terminate(Callback):
