@@ -70,8 +70,8 @@ class Features(Stateful):
             feature of the column.
         label_dtype: "float32", or "int32" for class numbers.
         label_classes: the possible values of a label, text or numbers, such as ["no", "yes"]. The label becomes the
-            index of its class: float32 0 or 1 if there are two, for `nn.BCEWithLogitsLoss`, or int32 if there are more,
-            for `nn.CrossEntropyLoss`. Rows with another value are set aside. Predictions name the classes.
+            index of its class: 0 or 1 in `label_dtype` if there are two (float32 for `nn.BCEWithLogitsLoss`), or int32
+            if there are more, for `nn.CrossEntropyLoss`. Rows with another value are set aside. Predictions name them.
         keep: names of columns that `predict(rows, keep=True)` returns with the predictions. A column that nothing else
             reads is returned as text, or as numbers or booleans if the rows have such values; missing values are None.
         update_every: number of stream rows after which the learned vocabularies, means and quantiles are updated, at
@@ -330,7 +330,7 @@ class Features(Stateful):
         for name in self._role_columns:
             if name in raw:
                 if name in self.labels and self.label_classes:
-                    inputs[name] = class_numbers(name, raw[name], self.label_classes)
+                    inputs[name] = class_numbers(name, raw[name], self.label_classes, self.label_dtype)
                     continue
                 is_text = name in self.labels and raw[name].dtype.kind == "U"
                 inputs[name] = to_ids(raw[name]) if is_text else raw[name]

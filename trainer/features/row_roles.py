@@ -48,8 +48,8 @@ def checked_classes(classes: Any, labels: Sequence[str]) -> tuple[Any, ...]:
     return names
 
 
-def class_numbers(name: str, values: np.ndarray, classes: tuple[Any, ...]) -> np.ndarray:
-    """Return class indices of values: float32 0 or 1 for two classes, else int32.
+def class_numbers(name: str, values: np.ndarray, classes: tuple[Any, ...], of_two: np.dtype) -> np.ndarray:
+    """Return class indices of values: of dtype `of_two` for two classes, else int32.
 
     Raises:
         DataError: a value is not one of the classes.
@@ -61,7 +61,7 @@ def class_numbers(name: str, values: np.ndarray, classes: tuple[Any, ...]) -> np
     if len(unknown):
         accepted = ", ".join(map(repr, classes))
         raise DataError(f"label {name!r} takes {accepted}; received {values[unknown[0]].item()!r}")
-    return order[indices].astype(np.float32 if len(classes) == 2 else np.int32)
+    return order[indices].astype(of_two if len(classes) == 2 else np.int32)
 
 
 def weight_column(name: str, read: Column | None) -> Column:

@@ -87,3 +87,15 @@ def test_a_model_without_class_names_says_so(tmp_path):
         model.predict(ROWS, output="class")
     (reply,) = asked(tmp_path / "v", Call("predict", json.dumps(ROWS).encode()))
     assert {"prediction", "classes"}.isdisjoint(json.loads(reply.body))
+
+
+def test_two_classes_may_be_integers_for_a_network_with_a_logit_of_each(tmp_path):
+    features = Features([Numeric("x")], label="y", label_classes=["no", "yes"], label_dtype="int32")
+    net = WideDeep(features, dim=1, hidden=[4], classes=2)
+    trainer = Trainer(net, nn.CrossEntropyLoss(), nn.Adam(net.trainable_params(), 0.1), features=features)
+    x = np.linspace(-3, 3, 64)
+    rows = {"x": x, "y": np.where(x > 0, "yes", "no")}
+    trainer.fit(rows, epochs=20, batch_size=64, callbacks=[Publish(tmp_path / "v")])
+    with ServedModel(tmp_path / "v", follow=False) as model:
+        names = model.predict(ROWS, output="class")
+    assert [names[0], names[-1]] == ["no", "yes"]
