@@ -120,7 +120,7 @@ def _after_step(run: Run, chunk: Chunk, outputs: StepOutputs) -> None:
             state.window = window
             trainer.sum_table_counters()
             if not run.options.guard:
-                warn_of_loss(trainer, window["window_loss"])
+                warn_of_loss(trainer, window.get("window_loss"))
             call("on_window_end", trainer)
             run.note_waits()
             run.feed.clock.restart()

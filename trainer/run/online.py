@@ -161,7 +161,9 @@ class OnlineMetrics(Stateful):
 
     def _losses(self, *, keep: bool = False) -> dict[str, Any]:
         loss, tasks = mean_losses(self.loss, self.tasks, keep=keep)
-        return {"window_loss": loss, **{f"window_{name}": value for name, value in tasks.items()}}
+        # there is no loss if no row counts
+        of_tasks = {f"window_{name}": value for name, value in tasks.items()}
+        return of_tasks if loss is None else {"window_loss": loss, **of_tasks}
 
     def merge_on_main(self, group: Group) -> None:
         """Move the open windows of all processes to rank 0."""

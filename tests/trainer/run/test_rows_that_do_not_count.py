@@ -1,14 +1,17 @@
 """Labels that the loss ignores, and rows of weight 0: metrics and losses are those of the other rows."""
 
+import io
+
 import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
-from callbacks import TerminateOnNaN
+from callbacks import EarlyStopping, ProgressBar, TerminateOnNaN
 from tests.trainer.run.networks import OneNumber
 from trainer import MultiTaskLoss, Trainer
 from trainer.features import Features, Numeric
+from trainer.streams import ReplayStream
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 3)).astype(np.float32)
@@ -148,3 +151,15 @@ def test_a_batch_whose_labels_do_not_count_changes_nothing(tasks):
     np.testing.assert_array_equal(network.weight.asnumpy(), before)
     assert trainer.state.stop_reason.kind == "limit"
     assert np.isnan(trainer.evaluate((X, np.full(40, 2, np.int32)))["loss"])
+
+
+def test_a_window_whose_rows_all_have_weight_0_has_no_loss():
+    features = Features([Numeric("x")], label="y", weight="w")
+    network = OneNumber()
+    trainer = Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.0), features=features)
+    x = np.tile(X[:, 0], 3)
+    stream = ReplayStream({"x": x, "y": x + 1, "w": np.repeat([1.0, 0.0, 1.0], 40)})
+    shown = ProgressBar(line_seconds=0, file=io.StringIO(), terminal=False)
+    history = trainer.online_train(stream, [shown, EarlyStopping("window_loss", 9)], batch_size=20, window=40)
+    assert history.history["window_loss"] == pytest.approx([1, 1])
+    assert len(history.history["window_mae"]) == 3
