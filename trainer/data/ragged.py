@@ -169,7 +169,7 @@ class RaggedColumns:
         arrays: dict[str, np.ndarray] = {}
         for name, column in zip(names, columns, strict=True):
             if name in ragged:
-                arrays |= self._pad(name, ragged[name].cut(), step_lengths.get(name))
+                arrays |= self._pad(name, ragged[name].cut(), names, step_lengths.get(name))
             else:
                 arrays[name] = column
         added = [name for name in arrays if name not in names]
@@ -187,10 +187,12 @@ class RaggedColumns:
         rows, length = column.shape[:2]
         return Ragged(column.reshape(rows * length, *column.shape[2:]), np.arange(rows + 1) * length)
 
-    def _pad(self, name: str, column: Ragged, step_lengths: ListLengths | None) -> dict[str, np.ndarray]:
+    def _pad(
+        self, name: str, column: Ragged, names: Sequence[str], step_lengths: ListLengths | None
+    ) -> dict[str, np.ndarray]:
         ragged_input = self.inputs.get(name)
         if ragged_input is None or self._dtype_kinds[name] != column.dtype.kind:
-            ragged_input = self.inputs[name] = self._input_of(name, column)
+            ragged_input = self.inputs[name] = self._input_of(name, column, names)
             self._dtype_kinds[name] = column.dtype.kind
         flat = "_offsets" in ragged_input.suffixes
         lengths = step_lengths or ListLengths.of_lists(column)
@@ -199,8 +201,10 @@ class RaggedColumns:
             length = ragged_input.length
         return ragged_input.arrays(name, column, length)
 
-    def _input_of(self, name: str, column: Ragged) -> RaggedInput:
-        suffixes = tuple(suffix for suffix in _SUFFIXES if name + suffix in self.arguments)
+    def _input_of(self, name: str, column: Ragged, names: Sequence[str]) -> RaggedInput:
+        # a column of the data with such a name is that argument itself
+        arguments = set(self.arguments).difference(names)
+        suffixes = tuple(suffix for suffix in _SUFFIXES if name + suffix in arguments)
         if "_offsets" in suffixes and len(suffixes) > 1:
             raise ConfigurationError(
                 f"column {name!r}: the network takes {name}_offsets and {name}{suffixes[0]}; the values come either "

@@ -215,7 +215,7 @@ def _comparison_batch(example: InputBatch, graph: ServedGraph, fields: FieldMap)
         lists |= spec.arrays(name, ragged, spec.capacity(graph.batch))
     columns = []
     for index, (name, zeros) in enumerate(zip(example.names, blank, strict=True)):
-        if column_of(name) in example.ragged:
+        if name in lists:
             columns.append(_to_numeric(lists[name]).astype(zeros.dtype, copy=False))
             continue
         rows = _to_numeric(example.columns[index])
@@ -268,9 +268,10 @@ def _described_inputs(
         tables = table_of_each_element(fields, index, column, sparse_tables)
         entry: dict[str, Any] = {"name": name, "shape": [None, *column.shape[1:]], "tables": tables}
         entry["dtype"] = "int32" if tables is not None else column.dtype.name
-        if column_of(name) in graph.ragged:
-            spec = graph.ragged[column_of(name)]
-            entry["ragged"] = {"column": column_of(name), "padding": spec.padding, "length": len(column)}
+        owner = name if name in graph.ragged else column_of(name)
+        if owner in graph.ragged:
+            spec = graph.ragged[owner]
+            entry["ragged"] = {"column": owner, "padding": spec.padding, "length": len(column)}
         described.append(entry)
     return described
 

@@ -109,7 +109,8 @@ def trained_batch(trainer: Trainer) -> InputBatch:
     chunk = trainer.state.outputs.chunk
     names = chunk.names[: len(chunk.names) - trainer.label_count]
     if trainer.features is not None:  # drop the group and loss weights that follow the inputs
-        names = tuple(name for name in names if column_of(name) in trainer.features.inputs)
+        inputs = trainer.features.inputs
+        names = tuple(name for name in names if name in inputs or column_of(name) in inputs)
     columns = tuple(array[0] if chunk.stacked else array for array in chunk.arrays[: len(names)])
     return InputBatch(names, columns, trainer.run.feed.ragged_inputs)
 

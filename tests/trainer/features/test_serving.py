@@ -96,6 +96,22 @@ def test_lists_longer_than_any_in_training_are_served(tmp_path):
         np.testing.assert_allclose(model.predict(longer), trainer.predict(longer), rtol=1e-6)
 
 
+def test_lists_may_have_the_names_of_masks_and_lengths_of_other_lists(tmp_path):
+    names = ("film_lengths", "film", "face_mask")
+    lists = [ListFeature(name, max_length=4) for name in names]
+    declared = Features([Categorical("user"), *lists], label="y")
+    network = DeepFM(declared, dim=2, hidden=[4])
+    trainer = Trainer(network, nn.BCEWithLogitsLoss(), ("adam", {"learning_rate": 0.1}), features=declared, seed=1)
+    rows = [{name: ["ab"[n % 2], name][: n % 4] for name in names} | {"user": n % 3, "y": n % 2} for n in range(32)]
+    trainer.fit(rows, epochs=2, batch_size=16, callbacks=[Publish(tmp_path, batch=32, on_error="raise")])
+    asked = [{**{key: ["a"] for key in names}, name: ["b"]} for name in ("user", *names)]
+    asked = [{**row, "user": 1} for row in asked]
+    scores = trainer.predict(asked)
+    assert len(np.unique(scores)) == 4  # each of the lists is read
+    with ServedModel(tmp_path, follow=False) as model:
+        np.testing.assert_allclose(model.predict(asked), scores, rtol=1e-5)
+
+
 def test_probabilities_are_those_of_the_loss(served):
     scores = served[1].predict(UNSEEN[:50])
     expected = 1 / (1 + np.exp(-scores.astype(np.float64)))
