@@ -68,9 +68,13 @@ class Numeric(Feature):
             )
         if self.clip is not None:
             edges = self.clip if isinstance(self.clip, Sequence) and not isinstance(self.clip, str) else ()
-            known = [number("Numeric(clip=...)", edge) for edge in edges if edge is not None]
-            if len(edges) != 2 or known != sorted(known) or not known:
+            bounds = [None if edge is None else number("Numeric(clip=...)", edge) for edge in edges]
+            known = [edge for edge in bounds if edge is not None]
+            if len(bounds) != 2 or known != sorted(known) or not np.isfinite(known).any():
                 refuse("Numeric(clip=...)", "(lowest, highest), one of which may be None", self.clip)
+            if not np.isfinite(known).all():  # no state holds infinite numbers
+                finite = [edge if edge is not None and math.isfinite(edge) else None for edge in bounds]
+                object.__setattr__(self, "clip", tuple(finite))
 
     @property
     def learns(self) -> bool:  # type: ignore[override]
@@ -164,8 +168,9 @@ class Bucketized(Feature):
         boundaries: Any = self.boundaries
         if isinstance(boundaries, Sequence | np.ndarray) and not isinstance(boundaries, str):
             boundaries = tuple(float(edge) if is_number(edge) else math.nan for edge in boundaries)
-            if not len(boundaries) or math.isnan(boundaries[0]) or not (np.diff(boundaries) > 0).all():
-                refuse("Bucketized(boundaries=...)", "a number of buckets, or ascending numbers", self.boundaries)
+            if not len(boundaries) or not np.isfinite(boundaries).all() or not (np.diff(boundaries) > 0).all():
+                wanted = "a number of buckets, or ascending numbers (the outer buckets are open)"
+                refuse("Bucketized(boundaries=...)", wanted, self.boundaries)
         else:
             boundaries = whole("Bucketized(boundaries=...)", boundaries, 2, also=", or ascending numbers")
         object.__setattr__(self, "boundaries", boundaries)

@@ -185,7 +185,10 @@ def test_only_what_is_forbidden_is_set_aside(caplog, tmp_path):
         (lambda: Numeric("a", clip=("a", 1)), "Numeric(clip=...) takes a number"),
         (lambda: Numeric("a", clip=(None, None)), "Numeric(clip=...) takes (lowest, highest)"),
         (lambda: Time("a", offset=float("nan")), "Time(offset=...) takes a number of hours"),
-        (lambda: Bucketized("a", boundaries=["low", "high"]), "or ascending numbers; received ['low', 'high']"),
+        (lambda: Bucketized("a", boundaries=["low", "high"]), "buckets are open); received ['low', 'high']"),
+        (lambda: Bucketized("a", boundaries=[0, float("inf")]), "ascending numbers (the outer buckets are open)"),
+        (lambda: Numeric("a", clip=(float("-inf"), float("inf"))), "Numeric(clip=...) takes (lowest, highest)"),
+        (lambda: Numeric("a", clip=(float("inf"), 1)), "Numeric(clip=...) takes (lowest, highest)"),
     ],
 )
 def test_a_mistake_is_named_at_construction(declare, message):
@@ -200,6 +203,11 @@ def test_values_beyond_float32_are_missing_and_no_part_of_the_mean(normalize, me
     rows = {"x": [1.0, None, 1e200, 3.0]}
     features.fit(rows)
     assert features.transform(rows)["numbers"][1:3, 0].tolist() == [mean, mean]
+
+
+def test_an_infinite_edge_to_clip_at_is_none():
+    assert Numeric("x", clip=(0, float("inf"))).clip == (0, None)
+    assert Numeric("x", clip=(float("-inf"), 5)).clip == (None, 5)
 
 
 def test_arguments_may_be_numpy_values():
