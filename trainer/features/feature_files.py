@@ -28,7 +28,7 @@ def declared_state(features: Features) -> dict[str, Any]:
 
 def read_features(folder: Path) -> Features:
     """Return the features of a folder with a `declared_state`."""
-    body = strict_json.parse((folder / f"{NAME}.json").read_bytes())
+    body = strict_json.loads((folder / f"{NAME}.json").read_bytes())
     path = folder / f"{NAME}.safetensors"
     features = Features.from_declaration(body["declaration"])
     features.load_state_dict({"json": body["state"], "arrays": tensor_file.parse(path.read_bytes(), str(path))})

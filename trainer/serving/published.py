@@ -221,7 +221,7 @@ class Folder:
         file = f"{name}.json"
         if file not in self._files:
             return None
-        body = strict_json.parse(bytes(manifest.read_verified(self.path / file, *self._files[file])))
+        body = strict_json.loads(bytes(manifest.read_verified(self.path / file, *self._files[file])))
         return {"json": body, "arrays": self.tensors(name)}
 
 

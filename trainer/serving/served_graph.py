@@ -39,7 +39,7 @@ class ServedGraph:
     """
 
     def __init__(self, folder: Path) -> None:
-        description = strict_json.parse((folder / GRAPH_JSON).read_bytes())
+        description = strict_json.loads((folder / GRAPH_JSON).read_bytes())
         self.description = description
         self.batch: int = description["batch"]  # maximum number of rows per call
         longest = description.get("longest", {})  # absent in older versions

@@ -112,6 +112,22 @@ def test_lists_may_have_the_names_of_masks_and_lengths_of_other_lists(tmp_path):
         np.testing.assert_allclose(model.predict(asked), scores, rtol=1e-5)
 
 
+def test_names_that_begin_with_a_dollar_are_served(tmp_path):
+    columns = [
+        Numeric("$age", normalize="standard"),
+        Categorical("$browser", vocabulary="learn"),
+        ListFeature("$tags", max_length=2),
+    ]
+    declared = Features(columns, label="y")
+    trainer = Trainer(
+        DeepFM(declared, dim=2, hidden=[4]), nn.BCEWithLogitsLoss(), ("adam", {}), features=declared, seed=1
+    )
+    rows = [{"$age": 30 + n, "$browser": "ab"[n % 2], "$tags": ["x"] * (n % 3), "y": n % 2} for n in range(32)]
+    trainer.fit(rows, epochs=1, batch_size=16, callbacks=[Publish(tmp_path, batch=32, on_error="raise")])
+    with ServedModel(tmp_path, follow=False) as model:
+        np.testing.assert_allclose(model.predict(rows[:9]), trainer.predict(rows[:9]), rtol=1e-5)
+
+
 def test_probabilities_are_those_of_the_loss(served):
     scores = served[1].predict(UNSEEN[:50])
     expected = 1 / (1 + np.exp(-scores.astype(np.float64)))
