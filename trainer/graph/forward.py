@@ -128,7 +128,7 @@ def kept_output(prediction, output):
     """Return the network output that `StepOptions.output` selects; graph code."""
     if isinstance(prediction, dict):
         prediction = tuple([part for _, part in prediction.items()])
-    if not isinstance(prediction, tuple):
+    if not isinstance(prediction, (tuple, list)):
         return prediction
     if output >= 0:
         return prediction[output]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mindspore import nn
+from mindspore import Tensor, nn
 
 from ..data.as_columns import Columns
 from ..data.batch_sizes import RowPadding
@@ -103,7 +103,10 @@ class InferencePrograms:
         return kept.shape[1:]
 
     def sample_outputs(self, sample: Chunk) -> tuple[np.ndarray, ...]:
-        """Return the network's outputs for a chunk's first batch, copied to the host."""
+        """Return the network's outputs for a chunk's first batch, copied to the host.
+
+        An output that is no tensor is an empty array.
+        """
         columns = tuple(array[0] for array in sample.arrays) if sample.stacked else sample.arrays
         if self._sampling is None:
             self._sampling = EvalStep(self._builder.forward, self.table_inputs)
@@ -117,7 +120,7 @@ class InferencePrograms:
         if isinstance(prediction, dict):
             prediction = tuple(prediction.values())
         parts = prediction if isinstance(prediction, tuple | list) else (prediction,)
-        return tuple(np.array(part.asnumpy()) for part in parts)
+        return tuple(np.array(part.asnumpy() if isinstance(part, Tensor) else ()) for part in parts)
 
     def use_eval_network(self, cell: nn.Cell | None) -> None:
         """Use `cell` for evaluation; None builds a program from network and loss."""

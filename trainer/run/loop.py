@@ -275,11 +275,13 @@ def iterate_arrays(outputs: Any) -> Iterator[np.ndarray]:
 
 def _to_host(outputs: Any, rows: int, size: int | None) -> Any:
     """Copy outputs to the host; cut those of `size` rows, padded, to `rows`."""
-    if isinstance(outputs, tuple):
+    if isinstance(outputs, tuple | list):
         return tuple(_to_host(output, rows, size) for output in outputs)
     if isinstance(outputs, dict):
         return {name: _to_host(output, rows, size) for name, output in outputs.items()}
-    array = outputs.asnumpy()
+    if outputs is None:
+        raise DataError("predict: the network returns None; it may return tensors, and tuples, lists or dicts of them")
+    array = outputs.asnumpy() if hasattr(outputs, "asnumpy") else np.asarray(outputs)
     return np.array(array[:rows] if array.shape[:1] == (size,) else array)
 
 

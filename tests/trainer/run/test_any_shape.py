@@ -197,3 +197,45 @@ def test_a_shape_the_network_cannot_take_is_reported(linear):
     with pytest.raises(Exception, match=r"\[4, 7\]") as caught:
         trainer.fit(batches, callbacks=[])
     assert not isinstance(caught.value, DataError)
+
+
+class Parts(nn.Cell):
+    """Several outputs in one of the forms that MindSpore's graphs return."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.form, self.head = form, nn.Dense(3, 1, weight_init="ones", bias_init="zeros")
+
+    def construct(self, x):
+        first = self.head(x)
+        if self.form == "list":
+            return [first, 2 * first]
+        if self.form == "nested":
+            return first, (2 * first, 3 * first)
+        if self.form == "number":
+            return first, 2.0
+        return first, None
+
+
+class FirstPart(nn.MSELoss):
+    def construct(self, parts, label):
+        return super().construct(parts[0], label)
+
+
+@pytest.mark.parametrize("form", ["list", "nested", "number", "none"])
+def test_outputs_of_any_form_are_predicted_and_trained_on_a_stream(form):
+    network, x = Parts(form), _values(8, 3)
+    if form == "none":
+        with pytest.raises(DataError, match="the network returns None; it may return tensors"):
+            Trainer(network).predict({"x": x})
+    else:
+        first, second = Trainer(network).predict({"x": x}, batch_size=4)
+        np.testing.assert_allclose(first, x.sum(1, keepdims=True), rtol=1e-5)
+        if form == "list":
+            np.testing.assert_array_equal(second, 2 * first)
+    trainer = Trainer(network, FirstPart(), nn.SGD(network.trainable_params(), 0.1))
+    rows = [(x[:4], x[:4, :1]), (x[4:], x[4:, :1])]
+    for sink_size in (1, 2):
+        trainer.online_train(rows, callbacks=[], window=8, sink_size=sink_size)
+        assert trainer.state.window["window_rows"] == 8
+        assert trainer.state.window["window_rmse"] == pytest.approx(trainer.state.window["window_loss"] ** 0.5)
