@@ -163,6 +163,14 @@ def test_a_resumed_run_refuses_what_it_would_ignore(killed, ignored, capsys):
     assert not Path("runs/sums/resumes.json").exists()
 
 
+def test_a_trial_of_one_batch_leaves_a_run_that_is_resumed_as_it_is(killed, capsys):
+    assert main(COMMAND) == 0
+    files = {name: Path("runs/sums", name).read_bytes() for name in ("metrics.json", "config.yaml", "history.json")}
+    assert main(["fit", "--resume", "runs/sums", "--set", "fit.fast_dev_run=true"]) == 2
+    assert "fit.fast_dev_run=... trains new weights" in " ".join(capsys.readouterr().err.split())
+    assert {name: Path("runs/sums", name).read_bytes() for name in files} == files
+
+
 def test_auto_needs_a_configuration(project, capsys):
     assert main(["fit", "--resume", "auto"]) == 2
     assert "auto is not a run folder" in capsys.readouterr().err

@@ -65,7 +65,7 @@ def train(config: ExperimentConfig, command: str, resume: bool) -> Path:
     # a run that was killed before its first snapshot starts over
     has_snapshot = resume and bool(available(config.run_dir / FOLDER))
     if resume:
-        _refuse_ignored(config, has_snapshot)
+        _check_overrides(config, has_snapshot)
     fits_features = command == "online" and not has_snapshot and config.features is not None
     experiment = build(config, (*splits, "train") if fits_features else splits)
     if config.init_from is not None and not has_snapshot:
@@ -98,13 +98,18 @@ def train(config: ExperimentConfig, command: str, resume: bool) -> Path:
                 mirror.catch_up()
 
 
-def _refuse_ignored(config: ExperimentConfig, has_snapshot: bool) -> None:
-    """Raise ConfigurationError if an override of a resume would have no effect."""
+def _check_overrides(config: ExperimentConfig, has_snapshot: bool) -> None:
+    """Raise ConfigurationError if an override has no place in a resumed run."""
     ignored = {"run_dir": "a run stays in its folder, which may be moved between two runs"}
     if has_snapshot:
         ignored["init_from"] = "the run continues from its own snapshot"
     for override in config.overrides:
         name = override.partition("=")[0].strip().partition(".")[0]
+        if name == "fit" and config.fit.get("fast_dev_run"):
+            raise ConfigurationError(
+                "--set fit.fast_dev_run=... trains new weights, whose results would replace those of the resumed run "
+                f"{config.run_dir}; leave --resume out"
+            )
         if name in ignored:
             raise ConfigurationError(
                 f"--set {name}=... has no effect on the resumed run {config.run_dir}: {ignored[name]}; leave it out, "
