@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -145,16 +146,31 @@ def _check_first(plan: Plan) -> None:
     load_config(plan.config, [*plan.overrides, *_set_arguments(first)])
 
 
+_PLACES = {  # callback -> the argument that names its file or folder, and the name in a run folder
+    "Publish": ("root", "published"),
+    "ModelCheckpoint": ("dirpath", "checkpoints"),
+    "TensorBoard": ("log_dir", "tensorboard"),
+    "CSVLogger": ("path", "log.csv"),
+    "JSONLinesLogger": ("path", "log.jsonl"),
+}
+
+
 def _own_places(path: str, settings: list[str], folder: Path) -> list[str]:
-    """Return overrides that make a trial publish and mirror to places of its own."""
+    """Return overrides that give what a trial writes places of their own."""
     from .configuration.loader import load_config
 
     config = load_config(path, settings)
-    publishers = [spec for spec in config.callbacks if spec.class_path.endswith(".Publish")]
-    places = []
-    for number, spec in enumerate(publishers, 1):
-        root = folder / ("published" if number == 1 else f"published-{number}")
-        places.append(f"{spec.path}.init_args.{0 if spec.args else 'root'}={dump_line(str(root))}")
+    places, counts = list[str](), Counter[str]()
+    for spec in config.callbacks:
+        kind = spec.class_path.rpartition(".")[2]
+        if kind not in _PLACES:
+            continue
+        counts[kind] += 1
+        argument, name = _PLACES[kind]
+        if kind == "Publish" or spec.init_args.get(argument, next(iter(spec.args), None)) is not None:
+            own = folder / name
+            own = own if counts[kind] == 1 else own.with_name(f"{own.stem}-{counts[kind]}{own.suffix}")
+            places.append(f"{spec.path}.init_args.{0 if spec.args else argument}={dump_line(str(own))}")
     if config.mirror is not None:
         url, question, query = config.mirror.partition("?")
         places.append(f"mirror={dump_line(f'{url}/{folder.name}{question}{query}')}")

@@ -155,10 +155,12 @@ def test_random_draws_depend_on_seed_and_number_alone_and_stay_in_their_ranges()
 
 
 @pytest.mark.long
-def test_trials_at_the_same_time_publish_and_mirror_to_places_of_their_own(config, tmp_path):
+def test_trials_at_the_same_time_write_publish_and_mirror_to_places_of_their_own(config, tmp_path):
     publishing = config.with_name("publishing.yaml")
     publisher = "{class_path: trainer.serving.Publish, init_args: {root: published, every: 10}}"
-    publishing.write_text(CONFIG.replace("ModelCheckpoint}]", f"ModelCheckpoint}}, {publisher}, {publisher}]"))
+    logger = "{class_path: callbacks.CSVLogger, init_args: [rates.csv]}"
+    saver = "ModelCheckpoint, init_args: {dirpath: snapshots}}"
+    publishing.write_text(CONFIG.replace("ModelCheckpoint}]", f"{saver}, {publisher}, {publisher}, {logger}]"))
     overrides = [f"mirror={(tmp_path / 'mirror').as_uri()}"]
     options = {"monitor": "val_loss", "processes": 2, "overrides": overrides}
     trials = sweep(publishing, {RATE: [0.1, 0.01]}, folder=tmp_path / "sweep", **options)
@@ -167,7 +169,9 @@ def test_trials_at_the_same_time_publish_and_mirror_to_places_of_their_own(confi
         for name in ("published", "published-2"):
             assert (trial.folder / name / "current.json").is_file()
             assert (tmp_path / "mirror" / trial.folder.name / name / "current.json").is_file()
-    assert not (config.parent / "published").exists()
+        assert (trial.folder / "checkpoints" / "last").is_file()
+        assert (trial.folder / "log.csv").read_text().startswith("step,")
+    assert not any(Path(name).exists() for name in ("published", "snapshots", "rates.csv"))
     assert (
         len(sweep(publishing, {RATE: [0.1, 0.01]}, folder=tmp_path / "sweep", **options)) == 2
     )  # nothing is left to do
