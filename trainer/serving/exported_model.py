@@ -255,8 +255,8 @@ def _onnx_inputs(
 
 def _output_names(graph: ServedGraph, count: int) -> list[str]:
     names = graph.output_names or tuple(graph.tasks)
-    if len(names) == count:
-        return list(names)
+    if len(names) == count:  # an input may have the same name
+        return [f"output_{name}" if name in graph.description["columns"] else name for name in names]
     return ["output"] if count == 1 else [f"output_{number}" for number in range(count)]
 
 

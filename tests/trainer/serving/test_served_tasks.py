@@ -8,7 +8,7 @@ import pytest
 from mindspore import nn
 
 from trainer import MultiTaskLoss, Trainer
-from trainer.serving import Publish, ServedModel
+from trainer.serving import Publish, ServedModel, export_model
 from trainer.serving.http.service import Service
 from trainer.serving.http.service_call import Call, ServeOptions
 
@@ -97,3 +97,22 @@ def test_requests_are_answered_by_task(trained):
     assert [one["name"] for one in described["outputs"]] == ["click", "amount", "click_logits", "amount_logits"]
     schema = openapi["paths"]["/predict"]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
     assert list(schema["properties"]["prediction"]["properties"]) == ["click", "amount"]
+
+
+class Echo(nn.Cell):
+    def construct(self, x):
+        return {"x": 2 * x, "sum": x.sum(1)}
+
+
+class SumLoss(nn.Cell):
+    def construct(self, outputs, label):
+        return ((outputs["sum"] - label) ** 2).mean()
+
+
+def test_an_exported_output_named_like_an_input_has_a_name_of_its_own(tmp_path):
+    trainer = Trainer(Echo(), SumLoss())
+    exported = export_model(trainer, tmp_path / "exported", {"x": X}, batch=64)
+    described = json.loads((exported.folder / "model.json").read_text())["outputs"]
+    assert [one["name"] for one in described] == ["output_x", "sum"]
+    example = np.load(exported.folder / "example.npz")
+    np.testing.assert_allclose(example["output.output_x"], 2 * example["input.x"], rtol=1e-6)
