@@ -32,13 +32,17 @@ class BatchTransform:
     Args:
         features: the trainer's features.
         stream: the stream; without a dead letter, it gets one that only counts.
+        batches_per_step: batches of a step, one for each process. What features have learned changes between two steps,
+            so that it does not depend on the number of processes.
 
     Attributes:
         drift: measures the drift of the trained rows; or None.
     """
 
-    def __init__(self, features: Features, stream: Stream) -> None:
+    def __init__(self, features: Features, stream: Stream, batches_per_step: int = 1) -> None:
         self.features, self.source = features, type(stream).__name__
+        self._batches_per_step = batches_per_step
+        self._read_batches = 0
         if stream.dead_letter is None:
             stream.dead_letter = DeadLetter()
         self.dead_letter = stream.dead_letter
@@ -57,13 +61,15 @@ class BatchTransform:
     def begin(self) -> None:
         """Start from the learned state of the trainer's features."""
         self._versions.clear()
+        self._read_batches = 0
         self._ahead = self.features.copy() if self.features.learns_online else self.features
         self._updated = self.features.learned, self.features.recent
 
     def __call__(self, batch: Batch) -> Batch:
         """Return the batch of the good rows, with their positions in the stream."""
         features = self._ahead
-        if features.learns_online and features.recent.rows >= (features.update_every or 0):
+        begins_step = self._read_batches % self._batches_per_step == 0
+        if features.learns_online and begins_step and features.recent.rows >= (features.update_every or 0):
             features.learned, features.recent = features.learned.updated(features.recent), Recent()
         event_time = features.event_time
         raw: dict[str, Any] = dict(batch.columns)
@@ -98,6 +104,7 @@ class BatchTransform:
         """Learn from a batch of `__call__`, or several concatenated; call it in order."""
         features, drift = self._ahead, None
         raw = {name: batch.columns[RAW + name] for name in self._included_columns}
+        self._read_batches += 1
         if features.learns_online:
             features.recent = features.recent.with_batch(batch.rows, features.learned.observed(raw))
         if self.drift is not None:

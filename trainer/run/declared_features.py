@@ -83,7 +83,7 @@ def stream_transform(
         )
     # The stream's own `max_future` applies, because the schema of features also serves tables with future times.
     stream.declare(replace(features.schema, max_future=stream.max_future))
-    return BatchTransform(features, stream)
+    return BatchTransform(features, stream, processes if stream.sharing is not Sharing.PARTITIONED else 1)
 
 
 def window_drift(transform: BatchTransform | None, callbacks: Iterable[Callback]) -> WindowDrift | None:

@@ -94,7 +94,7 @@ def main(folder):
     trainer = make_trainer()
     trainer.fit(rows, **options)
     note("all rows", trainer)
-    trainer = make_trainer(update_every=120)
+    trainer = make_trainer(update_every=130)
     trainer.online_train(ReplayStream(rows), callbacks=[], batch_size=each)
     note("online", trainer)
     trainer = make_trainer(divided=True)
