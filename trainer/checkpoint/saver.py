@@ -143,23 +143,23 @@ class Saver:
 
     def _writer_lock(self, root: Path, background: bool, phase: Phase) -> contextlib.AbstractContextManager[Any]:
         """Lock `root` until the run ends, or outside a run until the snapshot is written."""
-        lock = None
+        taken: list[FolderLock] = []
         try:
             if phase is not Phase.IDLE:
                 self.claim(root)
                 lock = self._locks[root]
-            if lock is not None:
-                lock.check()
-            if lock is not None or not self._group.is_main:
+                if lock is not None:
+                    lock.check()
                 return contextlib.nullcontext()
-            lock = claim(root, "checkpoint folder")
+            self._group.from_main(lambda: taken.append(claim(root, "checkpoint folder")))
         except FolderInUseError:
             raise
         except ConfigurationError as error:
             raise CheckpointError(str(error)) from error
-        if background:  # release it now: outside a run, `close` may never be called
+        lock = taken[0] if taken else None  # ranks other than 0 take no lock
+        if lock is not None and background:  # release it now: outside a run, `close` may never be called
             lock.release()
-        return lock
+        return lock or contextlib.nullcontext()
 
     @contextlib.contextmanager
     def _full_tables_after_failure(self) -> Iterator[None]:

@@ -15,7 +15,7 @@ from tests.trainer.distributed import jobs
 from trainer import Trainer
 from trainer.data import table_feed
 from trainer.embedding import Embedding
-from trainer.errors import DataError, GraphError, TrainerError
+from trainer.errors import CheckpointError, DataError, GraphError, TrainerError
 
 ROWS, BATCH, CITIES = 64, 8, 50
 
@@ -89,6 +89,10 @@ def main(folder):
     found["evaluate"] = refused(trainer.evaluate, bad, batch_size=BATCH)
     found["predict"] = refused(trainer.predict, {name: bad[name] for name in ("user", "city")}, batch_size=BATCH)
     found["fit"] = refused(trainer.fit, bad, 1, batch_size=BATCH, shuffle=False, callbacks=[])
+    (Path(folder) / "file").touch()
+    with pytest.raises(CheckpointError) as error:
+        trainer.save(Path(folder) / "file")
+    found["save"] = str(error.value)
     found["goes on"] = trainer.evaluate(sound, batch_size=BATCH)["loss"] == whole
     found["trains again"] = trains(trainer, sound) and trains(trainer, sound)
     parts = [{name: column[i : i + BATCH] for name, column in sound.items()} for i in range(0, ROWS, BATCH)]

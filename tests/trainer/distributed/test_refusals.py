@@ -22,6 +22,11 @@ def test_the_processes_go_on_together_after_a_refusal(two):
     assert [found["trains again"] for found in two] == [True, True]
 
 
+def test_a_folder_that_rank_0_cannot_write_is_told_on_every_process(two):
+    assert two[0]["save"] == two[1]["save"]
+    assert "the path is a file where a folder is needed" in two[0]["save"]
+
+
 def test_a_process_whose_batches_end_before_those_of_the_others_is_named_on_all(two):
     for found in two:
         assert found["fewer batches"] == ["rank 1: its data ends before that of the others", 1]
