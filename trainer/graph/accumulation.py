@@ -54,4 +54,4 @@ class OpenAccumulation:
         for saved, buffer in zip(step.saved, step.buffers, strict=True):
             overwrite(saved, buffer.asnumpy())
         if step.tables is not None and not keep_count:
-            step.tables.resume_accumulation({})
+            step.tables.discard_accumulation()

@@ -286,6 +286,7 @@ def online_train(
             del trainer.parts["online"]
             if trainer.calibrator is not None and scoring is not None:
                 scoring.score()
+                scoring.forget_open_rows()
                 trainer.calibrator.catch_up = lambda: None
             if report := set_aside():
                 logger.warning("%s: %s", type(rows.stream).__name__, report)

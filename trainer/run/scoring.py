@@ -84,6 +84,8 @@ class Scoring:
         self._groups: dict[str, list[np.ndarray]] = {}  # columns of groups and weights, by name
         self._column_names = tuple(dict.fromkeys(filter(None, (*self.groups, self._weight))))
         self._rows = 0
+        self._open_rows = 0  # number of the last of these rows that belong to an update that is not complete
+        self._before_open: Mapping[str, Any] | None = None  # the calibrator before any row of that update
 
     @property
     def needs_predictions(self) -> bool:
@@ -205,6 +207,9 @@ class Scoring:
         if self._calibrator is not None and (ids := ids_of_chunk(self._calibrator, chunk)) is not None:
             self._ids.append(ids)
         self._rows += chunk.num_samples
+        self._open_rows += chunk.num_samples
+        if not chunk.position.micro_batches:  # the update is complete
+            self._open_rows, self._before_open = 0, None
         if self._rows >= SCORED_ROWS:
             self.score()
 
@@ -215,7 +220,8 @@ class Scoring:
         labels = [np.concatenate(parts) for parts in zip(*self._labels, strict=True)]
         groups = {name: np.concatenate(parts) for name, parts in self._groups.items()}
         flat = self._predictions.read().reshape(self._rows, -1)
-        self._labels, self._groups, self._rows = [], {}, 0
+        closed = self._rows - self._open_rows
+        self._labels, self._groups, self._rows, self._open_rows = [], {}, 0, 0
         start = 0
         for task, shape, label, rows in zip(self._tasks, self._shapes, labels, self._counted(labels), strict=True):
             stop = start + math.prod(shape)
@@ -225,15 +231,32 @@ class Scoring:
                 weights = row_groups[self._weight] if self._weight else None
                 self._windows[task].update(prediction, label[rows], weights, groups=row_groups)
                 if self._calibrator is not None:
-                    self._calibrate(self._calibrator, prediction, label, weights)
+                    self._calibrate(self._calibrator, prediction, label, weights, closed)
             start = stop
 
-    def _calibrate(self, calibrator: Calibrator, prediction: np.ndarray, label: np.ndarray, weights: Any) -> None:
-        """Evaluate the calibration fitted on earlier rows; then add these rows to it."""
+    def _calibrate(
+        self, calibrator: Calibrator, prediction: np.ndarray, label: np.ndarray, weights: Any, closed: int
+    ) -> None:
+        """Evaluate the calibration fitted on earlier rows; then add these rows to it.
+
+        The rows after the first `closed` ones belong to an update that is not complete.
+        """
         ids, self._ids = np.concatenate(self._ids) if self._ids else None, []
         if (earlier := calibrator.current()) is not None:
             self._windows[CALIBRATED].update(earlier(prediction, ids), label, weights)
-        calibrator.add(prediction, label, weights, ids)
+        for rows in (slice(closed), slice(closed, None)):
+            if not len(label[rows]):
+                continue
+            if rows.stop is None and self._before_open is None:
+                self._before_open = calibrator.state_dict()
+            parts = [None if column is None else column[rows] for column in (weights, ids)]
+            calibrator.add(prediction[rows], label[rows], *parts)
+
+    def forget_open_rows(self) -> None:
+        """Let the calibration forget the rows of an incomplete update."""
+        if self._calibrator is not None and self._before_open is not None:
+            self._calibrator.load_state_dict(self._before_open)
+        self._before_open = None
 
     def close_window(self, group: Group = SINGLE) -> dict[str, float]:
         """Close the window and return its metrics; a collective call."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from sklearn.metrics import roc_auc_score
 
 from callbacks import Callback, EarlyStopping, LambdaCallback, ModelCheckpoint
 from trainer import Trainer, Window
-from trainer.embedding import Embedding
+from trainer.embedding import Embedding, MinSightings
 from trainer.errors import CheckpointError, ConfigurationError, DataError, StreamError
 from trainer.streams import Column, DelayedLabelJoin, FileStream, IterableStream, ReplayStream, Schema
 
@@ -421,3 +422,35 @@ def test_the_label_of_a_join_is_the_column_that_it_names(table):
     note = LambdaCallback(on_train_step_end=lambda t: labels.extend(t.state.outputs.chunk.arrays[-1].tolist()))
     trainer.online_train(stream, [note], batch_size=32)
     assert (len(labels), sum(labels)) == (96, 32)
+
+
+def test_rows_of_an_update_that_are_read_again_count_once_in_tables_and_calibration():
+    class ByIds(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.table = Embedding(1, name="users", admission=MinSightings(3, width=1024), initializer="zeros")
+            self.top = nn.Dense(1, 1, weight_init="ones", bias_init="zeros")
+
+        def construct(self, user):
+            return self.top(self.table(user)).reshape(-1)
+
+    ids = [np.arange(first, last) % 20 for first, last in itertools.pairwise([0, 8, 12, 20, 24, 32, 36, 44, 48])]
+    states = []
+    for stops in (False, True):
+        network, stream = ByIds(), IterableStream([{"user": part, "label": part % 2 * 1.0} for part in ids])
+        trainer = Trainer(
+            network,
+            nn.BCEWithLogitsLoss(),
+            nn.SGD(network.trainable_params(), 0.1),
+            gradient_accumulation_steps=4,
+            calibration={"min_rows": 1},
+        )
+        if stops:
+            stop = LambdaCallback(on_train_step_end=lambda t: t.state.progress.samples_seen >= 36 and t.stop())
+            trainer.online_train(stream, [stop])
+            assert trainer.state.progress.samples_seen == 24
+        trainer.online_train(stream, [])
+        table = trainer.tables.tables.take()
+        sketch, step = np.array(table["arrays"]["users/sketch"]), table["json"]["users"]["step"]
+        states.append((sketch.tolist(), step, trainer.fitted_calibration().to_json()))
+    assert states[0] == states[1]

@@ -256,6 +256,9 @@ class SparseTables(nn.Cell):
                 program.write_back(parts)
         if self.gradient_sums:
             hide(self, "carried", plan.carry)
+        if not plan.carry:  # the update is complete
+            for table in self.tables.values():
+                table.open_plans.clear()
 
     def rollback(self) -> None:
         """Undo every plan that was not trained; the preparing thread must have stopped."""
@@ -286,6 +289,15 @@ class SparseTables(nn.Cell):
         """Start the next chunk with the rows of `carry`; no thread may be planning."""
         hide(self, "carried", carry)
         self.planner.carry = dict(carry)
+
+    def discard_accumulation(self) -> None:
+        """Drop the open accumulation and the sightings of its ids.
+
+        No thread may be planning.
+        """
+        self.resume_accumulation({})
+        for table in self.tables.values():
+            table.forget_open_plans()
 
     # -- snapshots -----------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ import numpy as np
 from .eviction import UndoRecord, evict_least_used, pin_and_expire, undo
 from .hashing import UNSHARDED, Shards, initial_rows
 from .id_map import find
-from .spec import DEFAULT_ROW, PADDING, TableSpec
+from .spec import DEFAULT_ROW, PADDING, TableSpec, undo_counting
 from .table_rows import TableRows
 
 _PADDING_MARK = -2  # marks padding in `plan`, where -1 marks unknown ids
@@ -28,6 +28,8 @@ class SparseTable(TableRows):
     def __init__(self, spec: TableSpec, first_slots: np.ndarray, shards: Shards = UNSHARDED) -> None:
         super().__init__(spec, first_slots, shards)
         self.pending: deque[UndoRecord] = deque()  # records of uncommitted plans, oldest first
+        # (number of steps before, counted cells) of the trained plans of an update that is not complete
+        self.open_plans: list[tuple[int, list[np.ndarray]]] = []
 
     def read_trained(self, ids: np.ndarray, padding: np.ndarray, out: np.ndarray) -> None:
         """Write the trained weights of `ids` (int64 [n]) to `out`, float32 [n, dim].
@@ -177,8 +179,19 @@ class SparseTable(TableRows):
             self.mark_changed(record.rows)
             for tombstones in self.tombstones.values():
                 tombstones.extend(evicted.ids for evicted in record.evicted)
+            self.open_plans.append((record.step, record.cells))
             for name, amount in record.counters.items():
                 self.counters[name] += amount
+
+    def forget_open_plans(self) -> None:
+        """Undo the sightings of an incomplete update; no thread may be planning."""
+        with self.changing():
+            for step, counted in reversed(self.open_plans):
+                for cells in counted:
+                    assert self.admission.sketch is not None
+                    undo_counting(self.admission.sketch, cells)
+                self.step = step
+            self.open_plans = []
 
     def rollback(self) -> None:
         """Undo all uncommitted plans; no other thread may be planning."""

@@ -278,6 +278,7 @@ def restore(table: SparseTable, arrays: Arrays, json: Mapping[str, Any]) -> None
     rows, ids = np.asarray(arrays["rows"], np.int32), np.asarray(arrays["ids"], np.int64)
     with table.changing():
         table.rollback()
+        table.open_plans = []
         before, _ = table.items()
         if json["full"]:
             table.clear()
