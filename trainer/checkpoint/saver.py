@@ -319,11 +319,21 @@ class Saver:
         Raises:
             CheckpointError: there is no intact snapshot at `path`.
         """
-        snapshot = self._read_first(
-            path, folders, lambda each: checkpoint.find(snapshots_of(durable.resolve_path(each)))
-        )
+        snapshot = self._find_first(path, folders)
         states = [] if snapshot is None else capture.part_states(snapshot, name)
         return states[-1] if states else None
+
+    def position_to_resume(self, path: str | Path, folders: Iterable[Path]) -> Any:
+        """Return the state of the data position that `resume` would restore, or None.
+
+        Raises:
+            CheckpointError: there is no intact snapshot at `path`.
+        """
+        snapshot = self._find_first(path, folders)
+        return None if snapshot is None else snapshot.state.get("loop", {}).get("position", {}).get("state")
+
+    def _find_first(self, path: str | Path, folders: Iterable[Path]) -> Snapshot | None:
+        return self._read_first(path, folders, lambda each: checkpoint.find(snapshots_of(durable.resolve_path(each))))
 
     def _read_first(
         self, path: str | Path, folders: Iterable[Path], read: Callable[[str | Path], Snapshot | None]

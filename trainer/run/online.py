@@ -21,6 +21,7 @@ from ..data.source import Source
 from ..data.streaming.shared_stream import Agreed, JobHooks, SharedStream
 from ..data.streaming.stream_source import StreamSource
 from ..data.user_data import UserData
+from ..data.waiting import Interrupted
 from ..distributed.group import Group
 from ..distributed.packing import gather_states
 from ..errors import ConfigurationError
@@ -32,7 +33,7 @@ from ..state import Phase, Stateful, StepOutputs
 from ..streams import Sharing
 from . import declared_features
 from .calibrating import check_online
-from .call import call, check_idle, make_callbacks
+from .call import call, check_idle, make_callbacks, snapshot_folders
 from .cursor import Cursor
 from .feeds import ALL_BATCHES, run_options, step_marks, training_feed
 from .job_checks import check_stream
@@ -237,6 +238,11 @@ def online_train(
     data = UserData(stream)
     raw_rows = data.stream()
     transform = declared_features.stream_transform(trainer.features, raw_rows, group.size, trainer.loss_fn)
+
+    def resumed_state() -> Any:
+        folders = snapshot_folders(trainer.run_dir, trainer.callbacks)
+        return None if resume is None else trainer.saver.position_to_resume(resume, folders)
+
     rows = StreamSource(
         raw_rows,
         batch_size,
@@ -246,6 +252,7 @@ def online_train(
         flush_after=flush_after,
         idle_timeout=idle_timeout if group.size == 1 else None,
         restarts=data.restarts,
+        resumed_state=resumed_state,
     )
     source: Source = rows
     if group.size > 1:
@@ -264,7 +271,12 @@ def online_train(
         check_online(trainer, window, options)
         drift = declared_features.window_drift(transform, trainer.callbacks)  # must precede reading the first rows
         marks = step_marks(trainer.callbacks).of_all(group)
-        feed = training_feed(trainer, source, options, steps_per_call, marks=marks)
+        try:
+            feed = training_feed(trainer, source, options, steps_per_call, marks=marks)
+        except Interrupted:
+            if rows.ended is not None:
+                trainer.stop("the stream ended", kind=rows.ended)
+            raise
         divided = raw_rows.sharing is Sharing.PARTITIONED
         online = trainer.parts["online"] = OnlineMetrics(feed, window, scoring, tasks, group, drift, divided)
         if trainer.calibrator is not None and scoring is not None:

@@ -454,3 +454,38 @@ def test_rows_of_an_update_that_are_read_again_count_once_in_tables_and_calibrat
         sketch, step = np.array(table["arrays"]["users/sketch"]), table["json"]["users"]["step"]
         states.append((sketch.tolist(), step, trainer.fitted_calibration().to_json()))
     assert states[0] == states[1]
+
+
+def test_tables_wait_for_no_newer_row_than_those_behind_the_snapshot_nor_beyond_the_idle_timeout(tmp_path):
+    class ByUser(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.table, self.top = Embedding(1, name="users", mode="sparse"), nn.Dense(1, 1)
+
+        def construct(self, user):
+            return self.top(self.table(user))
+
+    class Latest(ReplayStream):
+        """A stream that begins behind its newest row, as a topic with start="latest", unless it seeks."""
+
+        exhausted = False
+
+        def __init__(self, table):
+            super().__init__(table)
+            self.seek({"table": [0, 40]})
+
+        def poll(self, max_rows, timeout=0.0):
+            return super().poll(max_rows, timeout) if self.position()["table"][0] == 0 else None
+
+    def train(stream, **options):
+        network = ByUser()
+        trainer = Trainer(network, nn.MSELoss(), nn.Adam(network.trainable_params(), 0.01))
+        trainer.online_train(stream, [ModelCheckpoint(tmp_path)], batch_size=8, idle_timeout=0.3, **options)
+        return trainer.state
+
+    rows = {"user": np.arange(40), "label": np.ones((40, 1), np.float32)}
+    assert train(ReplayStream(rows), max_steps=2).progress.samples_seen == 16
+    ended = train(Latest(rows))
+    assert (ended.progress.samples_seen, ended.stop_reason.kind) == (0, "idle")
+    ended = train(Latest(rows), resume=tmp_path)
+    assert (ended.progress.samples_seen, ended.stop_reason.kind) == (40, "idle")

@@ -19,6 +19,7 @@ from ..as_columns import Columns, as_array, check_task_labels, non_finite_rows
 from ..position import Position
 from ..ragged import ListTypes, Ragged, data_arguments
 from ..source import Item, Source, WrappedSource
+from ..waiting import Interrupted
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class StreamSource(Source):
         flush_after: float = 1.0,  # seconds without a row after which an incomplete call is trained
         idle_timeout: float | None = None,  # seconds without a row after which the stream counts as ended
         restarts: bool = False,  # whether every call reads from the beginning; else `go_back` seeks to the trained rows
+        resumed_state: Callable[[], Any] = lambda: None,  # returns the state of the position to resume from, or None
     ) -> None:
         self.stream = stream
         self._transform = transform
@@ -84,6 +86,7 @@ class StreamSource(Source):
         self.flush_after = flush_after
         self.idle_timeout = idle_timeout
         self.restarts = restarts
+        self.resumed_state = resumed_state
         self.start_position: dict[str, Any] | None = None  # position at which `batches` started, once known
         self.last_row_time = time.monotonic()
         self._stopped = False
@@ -152,12 +155,29 @@ class StreamSource(Source):
             yield self._item(joined, advance(position, joined))
 
     def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns:
+        """Return the first rows' columns without consuming them.
+
+        If no row comes soon, the rows at the position of the run to resume are read, which may be older.
+
+        Raises:
+            DataError: the stream has ended without a row.
+            Interrupted: no row came for `idle_timeout` seconds; `ended` is then "idle".
+        """
+        began = time.monotonic()
+        resumed: Any = None
         while not should_stop():
             columns = self.try_peek()
             if columns is not None:
                 return columns
-            if self.stream.exhausted:
+            if resumed is None:
+                resumed = self.resumed_state() or {}
+                if resumed:
+                    self.stream.seek(resumed)
+            elif self.stream.exhausted:
                 break
+            elif self.idle_timeout is not None and time.monotonic() - began >= self.idle_timeout:
+                self.ended = "idle"
+                raise Interrupted
         raise DataError("the stream gave no rows")
 
     def try_peek(self) -> Columns | None:
