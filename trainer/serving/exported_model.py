@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -153,7 +154,8 @@ def export_model(
         _write_published(files, graph_folder)
         _write_example(files, dict(zip(names, columns, strict=True)), answers)
         model |= _write_all_vectors(files, trainer, items, users)
-        files.write(MODEL, [strict_json.dumps(model).encode()])
+        plain = strict_json.loads(strict_json.dumps(model))  # without NumPy's types
+        files.write(MODEL, [json.dumps(plain, allow_nan=False, indent=1).encode()])
         files.seal("export", {})
         sizes = {path.name: path.stat().st_size for path in sorted(files.path.iterdir())}
         os.rename(files.path, folder)

@@ -18,6 +18,7 @@ from trainer.data.ragged import Ragged
 from trainer.errors import ConfigurationError
 from trainer.experiment.cli import main
 from trainer.experiment.commands.serve_command import published_folder
+from trainer.features import Categorical, Features
 from trainer.models.retrieval import read_vectors
 from trainer.serving import ServedModel, export_model, read_features
 
@@ -231,3 +232,13 @@ def test_a_run_is_exported_with_vectors_of_items_and_users(run, capsys):
     users, of_users = read_vectors(run / "export" / "users.parquet")
     assert users.tolist() == [3, 99]
     np.testing.assert_allclose(served[:, :4], of_users, rtol=1e-6)
+
+
+def test_model_json_is_plain_json_for_names_that_begin_with_a_dollar(tmp_path):
+    rows = {"$site": list("abca"), "y": [0.0, 1.0, 1.0, 0.0]}
+    features = Features([Categorical("$site")], label="y")
+    trainer = Trainer(models.FM(features, dim=2), nn.BCEWithLogitsLoss(), ("adam", {}), features=features)
+    trainer.fit(rows, batch_size=4)
+    export_model(trainer, tmp_path / "m", rows, onnx=False)
+    model = json.loads((tmp_path / "m" / "model.json").read_text())
+    assert set(model["tables"]) == {"$site", "linear.$site"}
