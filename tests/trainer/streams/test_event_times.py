@@ -111,7 +111,7 @@ def test_a_join_names_the_row_that_would_make_negatives_of_all_that_wait():
 
 
 def test_a_row_without_a_time_is_bad_and_leaves_the_times_of_its_batch(trainer):
-    """A time that is missing made all ids of its batch expire at once, and no version was published."""
+    """A time that is missing made the new ids of its batch expire, and hid the times of the others."""
     now, newest = time.time(), []
     stream = iterable(rows(now, np.nan))
     noting = LambdaCallback(on_train_step_end=lambda trainer: newest.append(trainer.state.outputs.chunk.extras))
