@@ -34,6 +34,14 @@ def are_classes(predictions: np.ndarray, labels: np.ndarray, target: str | None)
     return target == "classes" or (target is None and is_one_hot(labels))
 
 
+def may_be_either(predictions: np.ndarray, labels: np.ndarray, target: str | None) -> bool:
+    """Return whether only the labels can tell classes, one-hot, from several labels.
+
+    One batch cannot: by chance, its rows may have one label each.
+    """
+    return target is None and predictions.ndim == 2 and predictions.shape[1] > 1 and predictions.shape == labels.shape
+
+
 def is_one_hot(labels: np.ndarray) -> bool:
     """Return whether labels [B, C, ...] are one-hot on axis 1."""
     return bool(np.isin(labels, (0, 1)).all() and (labels.sum(axis=1) == 1).all())
@@ -75,7 +83,8 @@ class Accuracy(SumMetric):
     name = "accuracy"
     higher_is_better = True
     takes_raw = True
-    sums = ("weight", "right_identity", "right_logits", "outside_unit")
+    # "right_classes" counts rows that may be of either kind; "not_one_hot" is above 0 if a batch was of several labels
+    sums = ("weight", "right_identity", "right_logits", "outside_unit", "right_classes", "not_one_hot")
 
     def __init__(self, link: str = "auto") -> None:
         self._link = check_link(link)
@@ -91,10 +100,16 @@ class Accuracy(SumMetric):
             groups: ignored.
         """
         predictions, labels = to_numpy(predictions, "predictions"), to_numpy(labels, "labels")
+        either = may_be_either(predictions, labels, self.meaning.target)
         if are_classes(predictions, labels, self.meaning.target):
             correct = predictions.argmax(axis=1) == class_labels(predictions, labels, "Accuracy")
-            self._count(correct, correct, weights)
-            return
+            if not either:
+                self._count(correct, correct, weights)
+                return
+            counted = row_weights(weights, len(labels))
+            self.total["right_classes"] += float(correct.sum() if counted is None else weighted_sum(counted, correct))
+        elif either:
+            self.total["not_one_hot"] += 1.0
         is_multi_label = labels.ndim == 2 and labels.shape[1] > 1 and labels.shape == predictions.shape
         shape = labels.shape if is_multi_label else (len(labels),)
         columns = (predictions.reshape(-1), labels.reshape(-1)) if is_multi_label else (predictions, labels)
@@ -107,9 +122,9 @@ class Accuracy(SumMetric):
             self.total["outside_unit"] += 1.0
 
     def restart(self) -> None:
-        outside = self.total["outside_unit"]
+        kept = {name: self.total[name] for name in ("outside_unit", "not_one_hot")}
         self.clear()
-        self.total["outside_unit"] = outside
+        self.total |= kept
 
     def _count(self, identity: np.ndarray, logits: np.ndarray, weights: Any) -> None:
         rows = len(identity)
@@ -120,7 +135,13 @@ class Accuracy(SumMetric):
             self.total[name] += float(counts.sum() if weights is None else weighted_sum(weights, counts))
         self.total["weight"] += float(entries * (rows if weights is None else weights.sum()))
 
+    def load_state_dict(self, state: Any) -> None:
+        numbers = dict.fromkeys(self.sums, 0.0) | state["json"]  # older snapshots have fewer sums
+        super().load_state_dict({**state, "json": numbers})
+
     def value(self) -> float:
+        if self.total["right_classes"] and not self.total["not_one_hot"]:
+            return self.mean("right_classes")
         link = self._link if self._link != "auto" else self.meaning.activation
         logits = link in ("sigmoid", "softmax") or (link != "identity" and self.total["outside_unit"] > 0)
         return self.mean("right_logits" if logits else "right_identity")
@@ -152,6 +173,7 @@ class LogLoss(BinarySumMetric):
     def clear(self) -> None:
         super().clear()
         self._classes = _ClassLoss()
+        self._not_one_hot = False  # whether a batch that may be of either kind was of several labels
 
     def restart(self) -> None:
         super().restart()
@@ -164,30 +186,38 @@ class LogLoss(BinarySumMetric):
         """
         predictions, labels = to_numpy(predictions, "predictions"), to_numpy(labels, "labels")
         two_columns = predictions.shape[1:] == (2,) and predictions.shape != labels.shape
+        either = may_be_either(predictions, labels, self.meaning.target)
         if are_classes(predictions, labels, self.meaning.target) and not two_columns:
             self._classes.meaning = self.meaning
             self._classes.add(predictions, labels, weights)
-        else:
-            super().add(predictions, labels, weights)
+            if not either:
+                return
+        elif either:
+            self._not_one_hot = True
+        super().add(predictions, labels, weights)
 
     def value(self) -> float | dict[str, float]:
-        return self._classes.value() if self._classes.total["weight"] else super().value()
+        are_classes = self._classes.total["weight"] and not self._not_one_hot
+        return self._classes.value() if are_classes else super().value()
 
     def merge(self, other: LogLoss) -> None:
         super().merge(other)
         self._classes.merge(other._classes)
+        self._not_one_hot |= other._not_one_hot
 
     def decay(self, factor: float) -> None:
         super().decay(factor)
         self._classes.decay(factor)
 
     def state_dict(self) -> dict[str, Any]:
-        return joined_states({"labels": super().state_dict(), "classes": self._classes.state_dict()})
+        kind = {"json": self._not_one_hot, "arrays": {}}
+        return joined_states({"labels": super().state_dict(), "classes": self._classes.state_dict(), "kind": kind})
 
     def load_state_dict(self, state: Any) -> None:
         states = split_states(state)
         super().load_state_dict(states["labels"])
         self._classes.load_state_dict(states["classes"])
+        self._not_one_hot = "kind" in states and states["kind"]["json"] is True  # older snapshots lack it
 
 
 class _ClassLoss(SumMetric):

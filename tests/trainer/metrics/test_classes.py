@@ -66,3 +66,30 @@ def test_labels_that_are_no_classes_are_named():
         LogLoss().update(np.zeros((2, 3)), np.array([0, 3]))
     with pytest.raises(DataError, match=r"whole class numbers; received .*0\.5"):
         LogLoss().update(np.zeros((2, 3)), np.array([0, 0.5]))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 64])
+def test_several_labels_of_an_unknown_loss_are_read_alike_whatever_the_batches(rows):
+    """The rows of a small batch may have one label each, as classes do."""
+    rng = np.random.default_rng(0)
+    logits, labels = rng.normal(size=(64, 2)).astype(np.float32), rng.integers(0, 2, (64, 2))
+    one_hot = np.eye(2, dtype=np.int64)[labels[:, 0]]
+    probabilities = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    losses = -np.log(np.where(labels, probabilities, 1 - probabilities))
+    of_class = np.log(np.exp(logits.astype(np.float64)).sum(1)) - (logits * one_hot).sum(1)
+    expected = {
+        "several": (((logits > 0) == labels).all(1).mean(), losses.mean()),
+        "classes": ((logits.argmax(1) == one_hot.argmax(1)).mean(), of_class.mean()),
+    }
+    for kind, given in (("several", labels), ("classes", one_hot)):
+        for metric, wanted in zip((Accuracy(), LogLoss()), expected[kind], strict=True):
+            for first in range(0, 32, rows):
+                metric.update(logits[first : first + rows], given[first : first + rows])
+            whole = type(metric)()
+            whole.load_state_dict(metric.state_dict())
+            rest = type(metric)()
+            for first in range(32 if rows < 64 else 64, 64, rows):
+                rest.update(logits[first : first + rows], given[first : first + rows])
+            whole.merge(rest)
+            value = whole.value()
+            assert (value[""] if isinstance(value, dict) else value) == pytest.approx(wanted)
