@@ -139,3 +139,39 @@ def test_a_file_whose_lines_end_in_carriage_returns_alone_is_named_as_such(tmp_p
     )
     with pytest.raises(StreamError, match="carriage returns without line feeds"):
         stream.poll(10, 1.0)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_names_hold_line_ends(tmp_path, end, encoding):
+    path = tmp_path / "rows.csv"
+    lines = ['n,"note', '(of the ""shop"")",x', *(f"{n},a,{n}.5" for n in range(40))]
+    path.write_bytes((end.join(lines) + end).encode(encoding))
+    name = 'note\n(of the "shop")'
+    assert summarize(path).names == ["n", name, "x"]
+    options = {"encoding": "utf-16"} if encoding == "utf-16" else {}
+    stream = FileStream(path, Schema({"n": "int64", name: "str", "x": "float64"}, csv=options), end="at_last")
+    batch = stream.poll(100, 1.0)
+    assert (batch.rows, batch.columns[name].tolist()[:2], batch.columns["x"][39]) == (40, ["a", "a"], 39.5)
+    stream.close()
+
+
+@pytest.mark.parametrize("row", ["1,2,3", '1,"b",3'])
+def test_a_stray_quote_in_a_header_takes_no_rows_for_names(tmp_path, row):
+    path = tmp_path / "rows.csv"
+    path.write_text(f'"n,note,x\n{row}\n')
+    with pytest.raises(StreamError, match="its first line names none of the declared columns"):
+        read(path)
+    path.write_text(f'n,note,5" x\n{row}\n')
+    assert summarize(path).names == ["n", "note", '5" x']
+
+
+def test_a_header_that_is_still_being_written_waits(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text('n,x,"note\n')
+    stream = FileStream(tmp_path, {"columns": {"n": "int64", "x": "float64"}})
+    assert stream.poll(10, 0.3) is None
+    with path.open("a") as file:
+        file.write('of the shop"\n1,2,a\n')
+    assert stream.poll(10, 5.0).columns["x"].tolist() == [2.0]
+    stream.close()

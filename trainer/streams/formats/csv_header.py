@@ -1,4 +1,4 @@
-"""Reads and checks the header of a CSV file, the line with the column names."""
+"""Reads and checks the header of a CSV file, the column names."""
 
 from __future__ import annotations
 
@@ -11,24 +11,51 @@ from .csv_format import CsvFormat, EncodedFile
 from .csv_sniffing import other_format
 
 _BLOCK = 1 << 16
+_MAX_LINES = 20  # of a header; names in quotes may hold line ends
 LONE_RETURNS = (
     "carriage returns without line feeds: if its lines end so, write them anew, for example with tr '\\r' '\\n'"
 )
 
 
-def read(file: EncodedFile) -> bytes | None:
-    """Return the first line, which may be incomplete, or None if the file is empty."""
+def read(file: EncodedFile, csv_format: CsvFormat, finished: bool = True) -> bytes | None:
+    """Return the first line, or the lines of a header whose names hold line ends.
+
+    The result is incomplete if it does not end with a line end, and None if the file is empty.
+
+    Args:
+        finished: whether the file is complete.
+    """
     size, more, text = _BLOCK, True, b""
     while more and b"\n" not in text:
         text, more = file.read(0, size)
         size *= 2
-    return text[: text.find(b"\n") + 1] or text or None
+    first = text[: text.find(b"\n") + 1] or text or None
+    if first is None or _quote_is_open(first, csv_format) is not True:
+        return first
+    *lines, _ = text.split(b"\n", _MAX_LINES)
+    for count in range(2, len(lines) + 1):
+        header = b"\n".join(lines[:count]) + b"\n"
+        is_open = _quote_is_open(header, csv_format)
+        if is_open is not True:
+            return first if is_open is None else header
+    return first if finished or len(lines) == _MAX_LINES else first.rstrip(b"\n")
+
+
+def _quote_is_open(header: bytes, csv_format: CsvFormat) -> bool | None:
+    """Return whether a quote stays open at the end; None if the text is not CSV."""
+    lines = [line + "\n" for line in header.decode("utf-8", "replace").lstrip("\ufeff").split("\n")[:-1]]
+    try:
+        next(csv.reader(lines, delimiter=csv_format.delimiter or ",", skipinitialspace=True, strict=True), [])
+    except csv.Error as error:
+        return "unexpected end of data" in str(error) or None
+    return False
 
 
 def split(header: bytes, csv_format: CsvFormat) -> list[str]:
     """Split a header into names, without the spaces around them."""
     text = header.decode("utf-8-sig").strip("\r\n")
-    reader = csv.reader([text], delimiter=csv_format.delimiter or ",", skipinitialspace=True)
+    lines = [line + "\n" for line in text.replace("\r\n", "\n").split("\n")] if '"' in text else [text]
+    reader = csv.reader(lines, delimiter=csv_format.delimiter or ",", skipinitialspace=True)
     try:
         return [name.strip() for name in next(reader, [])]
     except csv.Error:
@@ -69,6 +96,6 @@ def names_of_file(path: Path, csv_format: CsvFormat) -> list[str]:
     file_format = csv_format.for_file(path)
     file = EncodedFile(path, file_format.encoding)
     try:
-        return split(read(file) or b"", file_format)
+        return split(read(file, file_format) or b"", file_format)
     finally:
         file.close()

@@ -216,7 +216,7 @@ class CsvReader(TextReader):
     def read(self, address: int, finished: bool) -> Piece | None:
         """Read about one block of rows from byte `address` on, without the header."""
         if self._read_header:
-            header = csv_header.read(self._file)
+            header = csv_header.read(self._file, self.format, finished)
             if header is None or (not header.endswith(b"\n") and not finished):
                 return None
             self._header_bytes = self._file.size_of(header)
