@@ -386,6 +386,11 @@ def test_wrong_arguments_are_refused(make_kafka, stream, schema):
     cluster = make_kafka("clicks")
     with pytest.raises(ConfigurationError, match="did you mean 'arrival'"):
         stream(cluster, order="arival")
+    for partitions in ([], [0, 0], "01"):
+        with pytest.raises(
+            ConfigurationError, match="partitions takes different numbers of partitions, or None for all"
+        ):
+            stream(cluster, partitions=partitions)
     with pytest.raises(ConfigurationError, match="turn_timeout takes seconds >= 0 or None; received -1"):
         stream(cluster, turn_timeout=-1)
     with pytest.raises(ConfigurationError, match="refuses its settings"):

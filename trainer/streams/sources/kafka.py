@@ -8,7 +8,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from ...checks import choice, number, whole
+from ...checks import choice, is_whole, number, refuse, whole
 from ...errors import StreamError
 from ..batch import Cursor, Position, Span, cursors_of
 from ..dead_letter import DeadLetter
@@ -96,6 +96,9 @@ class KafkaStream(BrokerStream):
         choice("order", order, _ORDERS)
         whole("quota", quota)
         number("turn_timeout", turn_timeout, minimum=0, optional=True, what="seconds")
+        chosen = [] if partitions is None else list(partitions)
+        if (partitions is not None and not chosen) or len(set(chosen)) < len(chosen) or not all(map(is_whole, chosen)):
+            refuse("partitions", "different numbers of partitions, or None for all", partitions)
         source, server = f"kafka {topic}", f"Kafka at {servers}"
         super().__init__(
             source, server, schema, format, on_missing, dead_letter, max_bad_share, max_record_bytes, give_up_after
