@@ -125,6 +125,7 @@ class CSVLogger(_FileLogger):
     def open(self, trainer: Trainer, step: int) -> None:
         self._names: list[str] = ["step"]
         self._row: dict[str, Any] = {}
+        self._written_step: int | None = None  # step of the last row in the file
         super().open(trainer, step)
 
     def _lines_up_to(self, step: int) -> str:
@@ -132,6 +133,7 @@ class CSVLogger(_FileLogger):
             reader = csv.DictReader(file)
             self._names = list(reader.fieldnames or ["step"])
             rows = [row for row in reader if (row["step"] or "").isdecimal() and int(row["step"]) <= step]
+        self._written_step = int(rows[-1]["step"]) if rows else None
         return self._text(rows, header=True)
 
     def _text(self, rows: Sequence[Mapping[str, Any]], *, header: bool) -> str:
@@ -151,16 +153,19 @@ class CSVLogger(_FileLogger):
     def _write_row(self) -> None:
         row, self._row = self._row, {}
         new = [name for name in row if name not in self._names]
-        if new or self._file.tell() == 0:
+        if new or self._file.tell() == 0 or row["step"] == self._written_step:
             self._file.flush()
             with open(self._known_path, encoding="utf-8", newline="") as file:
                 rows: list[Mapping[str, Any]] = list(csv.DictReader(file))
+            if row["step"] == self._written_step and rows:  # written in part by `flush`, or before a resume
+                row = {**rows.pop(), **row}
             self._names += new
             old_file = self._file
             self._replace(self._text([*rows, row], header=True))
             old_file.close()
         else:
             self._append(self._text([row], header=False))
+        self._written_step = int(row["step"])
 
     def flush(self) -> None:
         if self._row:

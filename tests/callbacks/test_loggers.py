@@ -91,6 +91,16 @@ def test_a_resumed_run_drops_what_was_logged_after_its_snapshot(fit, tmp_path):
     assert [int(row["step"]) for row in rows_of(tmp_path)] == list(range(1, 17))
 
 
+def test_a_step_has_one_row_wherever_the_file_is_flushed(fit, tmp_path):
+    logger = CSVLogger()
+    fit(logger, LambdaCallback(on_eval_begin=lambda trainer: logger.flush()), epochs=2)
+    rows = rows_of(tmp_path)
+    assert [int(row["step"]) for row in rows] == list(range(1, 17))
+    measured = [row for row in rows if row["val/auc"]]
+    assert [row["step"] for row in measured] == ["8", "16"]
+    assert all(row["train/loss"] for row in measured)
+
+
 @pytest.mark.long
 def test_a_run_of_any_length_has_at_least_200_points_and_not_many_more(fit, online, tmp_path):
     fit(JSONLinesLogger(), epochs=100, valid=False, sink_size=8)
