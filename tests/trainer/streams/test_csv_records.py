@@ -175,3 +175,10 @@ def test_a_header_that_is_still_being_written_waits(tmp_path):
         file.write('of the shop"\n1,2,a\n')
     assert stream.poll(10, 5.0).columns["x"].tolist() == [2.0]
     stream.close()
+
+
+def test_a_file_without_a_good_row_says_why(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("# made by a tool\nn,note\n1,a\n")
+    with pytest.raises(DataError, match=r"has no good rows: 2 of 2 rows set aside: takes a line of 1 fields"):
+        summarize(path)

@@ -63,7 +63,7 @@ def _rows(table: TableSummary, proposal: Proposal) -> Iterator[tuple[str, str, s
             about += _order(column.day_first) + ("" if kind == "left out" else ", divides the rows")
         elif column.kind == "time":
             about += _order(column.day_first)
-        yield column.name, kind, about
+        yield " ".join(column.name.split()), kind, about
 
 
 def _feature_columns(table: TableSummary, proposal: Proposal) -> list[str]:

@@ -105,7 +105,7 @@ def summarize(
         raise DataError(f"{first} cannot be read: {error}") from error
     rows = max(map(len, columns.values()), default=0)
     if not rows:
-        raise DataError(f"{first} has no rows")
+        raise DataError(f"{first} has no rows" if set_aside is None else f"{first} has no good rows: {set_aside}")
     size_ratio = sum(file.stat().st_size for file in files) / max(1, first.stat().st_size)
     summaries = tuple(
         summary_of(name, values, csv_format or CsvFormat(), day_first) for name, values in columns.items()
