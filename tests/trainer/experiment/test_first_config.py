@@ -455,3 +455,11 @@ def test_ids_that_no_int64_holds_are_texts(suffix, tmp_path):
 def test_labels_with_an_exponent_are_numbers(tmp_path):
     columns = {"churn": ["2e0", "1e0"] * 50, "x": [n / 7 for n in range(100)]}
     assert propose(summarize(write(columns, tmp_path / "rows.csv"))).classes == (1.0, 2.0)
+
+
+@pytest.mark.parametrize("value", ["1", "true", "0.5"])
+def test_a_label_of_one_value_is_refused(tmp_path, value, capsys):
+    table = tmp_path / "visits.csv"
+    table.write_text("age,click\n" + "".join(f"{n},{value}\n" for n in range(30)))
+    assert main(["init", str(table), "--output", str(tmp_path / "visits.yaml")]) == 2
+    assert f"label 'click' is {value} in all rows" in " ".join(capsys.readouterr().err.split())

@@ -197,6 +197,11 @@ def _classes(table: TableSummary, labels: Sequence[str]) -> tuple[Any, ...]:
             )
         if column.problem is not None:
             raise ConfigurationError(f"label {column.name!r}: {column.problem}")
+        if table.complete and column.kind in ("bool", "number", "integer") and column.distinct == 1:
+            raise ConfigurationError(
+                f"label {column.name!r} is {next(iter(column.values))} in all rows; name another "
+                f"column, one to learn from: --label NAME, one of {', '.join(table.names)}"
+            )
         if column.kind not in _LABEL_KINDS or (text and not 2 <= column.distinct <= _MAX_CLASSES):
             raise ConfigurationError(
                 f"label {column.name!r} is {column.kind}, {column.describe()}; a label is a number, 0 and 1, or one of "
