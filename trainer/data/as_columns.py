@@ -22,8 +22,8 @@ _NO_ROWS = np.empty(0, np.int64)
 def as_array(value: Any, name: str) -> Any:
     """Return a column as a NumPy array, or `Ragged` if its rows are unequal lists.
 
-    float64 and bfloat16, which NumPy lacks, become float32. Text stays text: sparse tables accept text as ids, and
-    `check_dtype` refuses any other text.
+    float64 and bfloat16, which NumPy lacks, become float32, and numbers get the byte order of this machine. Text stays
+    text: sparse tables accept text as ids, and `check_dtype` refuses any other text.
     """
     if not isinstance(value, np.ndarray):
         value = _from_library(value, name)
@@ -34,6 +34,8 @@ def as_array(value: Any, name: str) -> Any:
             _check_missing(value, name)
     if value.ndim > 1 and value.shape[1] == 0:
         return Ragged.of_empty(value)
+    if not value.dtype.isnative:  # MindSpore reads all bytes in the machine's order
+        value = value.astype(value.dtype.newbyteorder("="))
     return value.astype(np.float32) if value.dtype == np.float64 else value
 
 

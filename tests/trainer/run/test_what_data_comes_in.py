@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pyarrow
 import pytest
+from mindspore import dtype as mstype
 from mindspore import nn, ops
 
 from trainer import Trainer
@@ -159,3 +160,18 @@ def test_validation_frames_may_have_their_columns_in_another_order():
     valid = [rows, rows[["y", "value"]]]
     losses = [trainer.fit(rows, valid_dataset=part, batch_size=8, callbacks=[], shuffle=False) for part in valid]
     assert losses[1].history["val_loss"][-1] == trainer.evaluate(rows, batch_size=8)["loss"]
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">f8", ">i4", ">u2"])
+def test_arrays_of_the_other_byte_order_have_their_values(dtype):
+    """As files of FITS, HDF5 or MNIST hold them."""
+
+    class Sum(nn.Cell):
+        def construct(self, x):
+            return ops.cast(x, mstype.float32).sum(1)
+
+    x, y = np.arange(12).reshape(4, 3), np.full(4, 5)
+    swapped, trainer = (x.astype(dtype), y.astype(dtype)), Trainer(Sum(), nn.MSELoss())
+    assert trainer.predict(swapped[0]).tolist() == x.sum(1).tolist()
+    for data, options in ((swapped, {"batch_size": 4}), ([swapped], {}), ({"x": swapped[0], "y": y}, {})):
+        assert trainer.evaluate(data, **options)["loss"] == ((x.sum(1) - 5.0) ** 2).mean()
