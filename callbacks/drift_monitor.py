@@ -107,10 +107,13 @@ class DriftMonitor(Callback):
     def state_dict(self) -> dict[str, Any]:
         save = getattr(self.detector, "state_dict", None)
         detector = save() if callable(save) else None
-        return {"count": self.count, "detector": detector}
+        return {"key": self.key, "count": self.count, "detector": detector}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the count, and the detector if it has seen the same metric."""
         self.count = whole("count", state["count"], 0)
+        if state.get("key", self.key) != self.key:  # not in snapshots of earlier releases
+            return
         load = getattr(self.detector, "load_state_dict", None)
         if state["detector"] is not None and callable(load):
             load(state["detector"])

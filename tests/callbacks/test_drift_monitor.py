@@ -39,3 +39,12 @@ def test_the_detector_survives_a_resume(online):
     )
     online([{"window_log_loss": 0.9}] * 3, watch, second)
     assert second.detector.state_dict()["count"] == 4
+
+
+def test_the_detector_of_another_metric_begins_anew():
+    first = DriftMonitor(PageHinkley(threshold=0.1))
+    for loss in [0.5] * 5:
+        first.detector.update(loss)
+    second = DriftMonitor(PageHinkley(threshold=0.1), key="window_auc")
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert second.detector.state_dict()["count"] == 0
