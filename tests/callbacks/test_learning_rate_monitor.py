@@ -30,7 +30,8 @@ def test_the_reduced_rate_is_the_one_that_trains(fit):
 def test_the_cooldown_and_the_patience_used_up_survive_a_resume(fit):
     first = ReduceLROnPlateau("val_loss", factor=0.5, patience=2, cooldown=2)
     fit(LambdaCallback(on_eval_end=plateau), first, epochs=3)
-    assert first.state_dict() == {"best": 1.0, "best_step": 8, "wait": 0, "cooling": 2}
+    state = {"monitor": "val_loss", "best": 1.0, "best_step": 8, "wait": 0, "cooling": 2}
+    assert first.state_dict() == state
     second = ReduceLROnPlateau("val_loss", factor=0.5, patience=2, cooldown=2)
     second.load_state_dict(first.state_dict())
     assert second.state_dict() == first.state_dict()
