@@ -108,8 +108,11 @@ def _best_of(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     values = np.take_along_axis(scores, best, 1)
     # `argpartition` takes any of the items that tie with the last one.
     tied = np.flatnonzero((scores >= values.min(axis=1, keepdims=True)).sum(axis=1) > count)
-    best[tied] = np.argsort(-scores[tied], axis=1, kind="stable")[:, :count]
-    values[tied] = np.take_along_axis(scores[tied], best[tied], 1)
+    for row in tied:
+        last = values[row].min()
+        above = np.flatnonzero(scores[row] > last)
+        best[row] = np.concatenate((above, np.flatnonzero(scores[row] == last)[: count - len(above)]))
+        values[row] = scores[row, best[row]]
     order = np.lexsort((best, -values), axis=1)
     return np.take_along_axis(best, order, 1), np.take_along_axis(values, order, 1)
 

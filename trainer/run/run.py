@@ -80,7 +80,7 @@ class Run:
         """Train on a chunk; compile the program on first use."""
         # Only a program with a loop, or with a branch, keeps using the memory that parameters had.
         keeps_memory = self._own_code and (chunk.stacked or self.trainer.accumulate > 1)
-        if keeps_memory and chunk.stacked in self._runners and self.trainer.builder.has_other_memory:
+        if keeps_memory and self._runners and self.trainer.builder.has_other_memory:
             self._renew_programs()
         outputs = self._train(chunk)
         if keeps_memory:
