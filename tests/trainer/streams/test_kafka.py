@@ -426,3 +426,38 @@ def test_lag_is_known_at_once_while_another_thread_waits_for_messages(make_kafka
     reader.join(LONG)
     assert len(told) == 200
     assert told[-1] == 0
+
+
+def test_a_committed_position_within_a_message_begins_behind_the_rows_read(make_kafka, stream, rows, read):
+    cluster = make_kafka("clicks")
+    cluster.produce([json.dumps(rows(0, 5)), json.dumps(rows(5, 7))])
+    one = stream(cluster, group="g")
+    position = advance(one.position(), read(one, timeout=LONG, rows=3))
+    assert position["clicks:0"] == [0, 3]
+    one.commit(position)
+    deadline = time.monotonic() + LONG
+    while True:
+        committed = stream(cluster, start="committed", group="g")
+        if committed.position()["clicks:0"] == [0, 3] or time.monotonic() > deadline:
+            break
+        one.poll(1, 0.1)
+    assert read(committed, timeout=LONG, rows=4).columns["user"].tolist() == [3, 4, 5, 6]
+    cluster.delete_before(1)
+    with pytest.raises(StreamError, match="messages of clicks:0 from offset 0 on were deleted"):
+        stream(cluster, start="committed", group="g").position()
+    skipping = stream(cluster, start="committed", group="g", on_missing="skip")
+    assert read(skipping, timeout=LONG, rows=2).columns["user"].tolist() == [5, 6]
+
+
+def test_a_partition_added_to_a_process_that_had_none_is_read_from_its_first_message_on(
+    make_kafka, stream, rows, read, monkeypatch
+):
+    monkeypatch.setattr("trainer.streams.sources.kafka._CHECK_SECONDS", 0.1)
+    cluster = make_kafka("clicks", 1)
+    second = stream(cluster, start="latest")
+    second.position()
+    second.assign_partitions(1, 2)
+    assert second.poll(5, 0.5) is None
+    cluster.create_again(partitions=2)  # this cluster cannot add any
+    cluster.produce([json.dumps(row) for row in rows(0, 5)], 1)
+    assert read(second, timeout=LONG, rows=5).columns["user"].tolist() == [0, 1, 2, 3, 4]

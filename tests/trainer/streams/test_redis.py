@@ -146,6 +146,23 @@ def test_a_server_that_is_killed_and_comes_back_loses_nothing(redis_server, stre
         stream(give_up_after=0.2).poll(5, 10.0)
 
 
+def test_a_server_that_becomes_a_replica_while_the_stream_waits_is_waited_for(redis_server, stream, rows):
+    client, read = redis_server.client(), []
+    one = stream()
+    reader = threading.Thread(target=lambda: read.append(one.poll(5, 30.0)))
+    reader.start()
+    try:
+        deadline = time.monotonic() + 30.0
+        while not any(int(each["flags"].count("b")) for each in client.client_list()) and time.monotonic() < deadline:
+            time.sleep(0.01)  # until the stream waits in a blocking call
+        client.execute_command("REPLICAOF", "127.0.0.1", "1")
+        client.execute_command("REPLICAOF", "NO", "ONE")
+        client.xadd("clicks", {"data": json.dumps(rows(0, 1)[0])})
+    finally:
+        reader.join()
+    assert read[0].columns["user"].tolist() == [0]
+
+
 def test_lag_counts_the_entries_that_wait(redis_server, stream, rows):
     client = redis_server.client()
     for row in rows(0, 10):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import monotonic
@@ -25,6 +26,7 @@ _ORDERS = ("round_robin", "arrival")
 _BLOCK_SECONDS = 0.2  # longest blocking call, so that `close` takes effect
 _REQUEST_SECONDS = 3.0
 _CHECK_SECONDS = 60.0  # interval of checks for added partitions and for a recreated topic
+_ROW = re.compile(r"row (\d+)")  # metadata of a committed offset: the next row within its message
 _MIN_BUFFERED = 1000  # a partition is paused above eight times this number of buffered messages, or times the quota
 
 
@@ -136,6 +138,7 @@ class KafkaStream(BrokerStream):
         own_slice = slice(rank, None, world)
         if own_slice != self._slice:
             self._slice, self._assigned = own_slice, False
+            self._position = self._position if self._start_cursors else {}  # begin at `start`
 
     def join(self, positions: Sequence[Position]) -> Position:
         joined = super().join(positions)
@@ -203,12 +206,12 @@ class KafkaStream(BrokerStream):
             ends[tp.partition] = high
             if name in self._start_cursors:
                 cursor = self._start_cursors[name]
-            elif self._start_cursors:
+            elif self._start_cursors or _FIRST_OFFSETS in self._position:
                 lag = high - low
                 logger.warning("%s was added to the topic: its %d messages are read from the first on", name, lag)
                 cursor = Cursor(low)
             else:
-                cursor = Cursor(self._start_offset(tp, low, high))
+                cursor = self._start_cursor(tp, low, high)
             if not low <= int(cursor.offset) <= high:
                 self._report_missing(name, int(cursor.offset), low, high)
                 cursor = Cursor(low)
@@ -237,12 +240,13 @@ class KafkaStream(BrokerStream):
         self._assigned = True
         self._next_check = monotonic() + _CHECK_SECONDS
 
-    def _start_offset(self, tp: Any, low: int, high: int) -> int:
-        """Return the start offset of a partition if there is no position."""
+    def _start_cursor(self, tp: Any, low: int, high: int) -> Cursor:
+        """Return the start of a partition if there is no position."""
         if self.start == "committed":
             (committed,) = self._consumer.committed([tp], timeout=_REQUEST_SECONDS)
-            return low if committed.offset < 0 else max(low, committed.offset)
-        return high if self.start == "latest" else low
+            row = _ROW.fullmatch(committed.metadata or "")
+            return Cursor(low) if committed.offset < 0 else Cursor(committed.offset, int(row[1]) if row else 0)
+        return Cursor(high if self.start == "latest" else low)
 
     def _report_missing(self, name: str, offset: int, low: int, high: int) -> None:
         lost = f"messages of {name} from offset {offset} on were deleted before they were read; the first one is {low}"

@@ -169,8 +169,10 @@ class RedisStream(BrokerStream):
 
     def _handle_failure(self, error: Any) -> None:
         errors = self._redis.exceptions
-        passing = (errors.ConnectionError, errors.TimeoutError, errors.ReadOnlyError, errors.TryAgainError)
-        if isinstance(error, errors.AuthenticationError | errors.AuthorizationError) or not isinstance(error, passing):
+        passing: tuple[type[Exception], ...] = (errors.ConnectionError, errors.TimeoutError, errors.ReadOnlyError)
+        passing += (errors.TryAgainError, errors.MasterDownError, errors.ClusterDownError)
+        is_passing = isinstance(error, passing) or str(error).startswith("UNBLOCKED")  # the server became a replica
+        if isinstance(error, errors.AuthenticationError | errors.AuthorizationError) or not is_passing:
             raise StreamError(f"{self._retry.label} refuses: {error}") from error
         self._retry.failed(error)
 
