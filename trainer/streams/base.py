@@ -212,6 +212,11 @@ class BufferedStream(Stream):
         """Seek back to the position after the last returned row, after a failed `_fetch`."""
         self.seek(self.resolve(self._position))
 
+    def _use_schema(self, schema: Schema) -> None:
+        """Use a schema; rows that were decoded with another one are read again."""
+        self._fetch_failed = self._fetch_failed or self.schema not in (None, schema)
+        self.schema = schema
+
     def _push(self, batch: Batch | None) -> None:
         if batch is not None and batch.rows:
             self._ready.append(batch)

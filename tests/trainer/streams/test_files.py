@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from trainer.errors import ConfigurationError, StreamError
-from trainer.streams import FileStream, advance, write_checksum
+from trainer.streams import FileStream, Schema, advance, write_checksum
 
 
 def jsonl(rows):
@@ -69,6 +69,22 @@ def test_small_blocks_give_the_same_rows_and_positions(folder, schema, rows, rea
     resumed.seek(at)
     assert read(resumed).columns["user"].tolist() == list(range(25, 40))
     resumes(lambda: FileStream(folder, schema, end="at_last"), list(range(40)), max_rows=3)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
+def test_each_training_declares_its_own_columns_unless_the_stream_was_given_some(folder, schema, rows, read, suffix):
+    write(folder / f"a.{suffix}", rows(0, 30))
+    first = Schema({"user": "int64"})
+    stream, given = FileStream(folder, end="at_last"), FileStream(folder, first, end="at_last")
+    for one, expected in ((stream, schema), (given, first)):
+        one.declare(first)
+        assert read(one, rows=4).columns["user"].tolist() == [0, 1, 2, 3]
+        one.declare(schema)
+        assert one.schema == expected
+        rest = read(one)
+        assert list(rest.columns) == list(expected.columns)
+        assert rest.columns["user"].tolist() == list(range(4, 30))
+    assert rest.columns["user"].dtype == np.int64
 
 
 def test_a_growing_folder_is_followed(folder, schema, rows, read):

@@ -93,6 +93,7 @@ class Decoder:
         if format == "arrow":
             arrow.require()
         self.declared = None if schema is None else as_schema(schema)
+        self._is_given = schema is not None  # otherwise each training may declare other columns
         self.dead_letter = dead_letter
         self.source = source
         self.format = format
@@ -112,9 +113,9 @@ class Decoder:
         return self.declared
 
     def declare(self, schema: Schema) -> Schema:
-        """Set the schema unless one is declared already; return the schema in use."""
-        if self.declared is None:
-            self.declared = schema
+        """Set the schema unless one was given at the construction; return the schema in use."""
+        if self.declared is None or not (self._is_given or schema == self.declared):
+            self.declared, self._prepared, self._parser = schema, False, None
         return self.declared
 
     def decode(self, payloads: Sequence[bytes], in_blocks: bool = True) -> Decoded:

@@ -70,7 +70,7 @@ class BrokerStream(BufferedStream):
         raise NotImplementedError
 
     def declare(self, schema: Schema) -> None:
-        self.schema = self._decoder.declare(schema)
+        self._use_schema(self._decoder.declare(schema))
 
     @property
     def retrying(self) -> bool:

@@ -141,7 +141,7 @@ class FileStream(BufferedStream):
         return str(self.folder) if self._cache is None else self._cache.location.display_url("")
 
     def declare(self, schema: Schema) -> None:
-        self.schema = self._decoder.declare(schema)
+        self._use_schema(self._decoder.declare(schema))
 
     def assign_partitions(self, rank: int, world: int) -> None:
         """Read only the segments of one rank, by the numbers in the segment names.
