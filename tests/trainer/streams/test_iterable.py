@@ -116,6 +116,20 @@ def test_mindspore_datasets_bounded_and_endless(resumes):
     assert not stream.exhausted
 
 
+def test_a_shuffled_pipeline_without_a_seed_resumes_in_the_order_that_was_read(resumes, read):
+    ds = pytest.importorskip("mindspore.dataset")
+    before = ds.config.get_seed()
+    ds.config.set_seed(5489)  # MindSpore's value without a seed
+    try:
+        data = ds.NumpySlicesDataset({"user": np.arange(TOTAL, dtype=np.int32)}, shuffle=True).batch(4)
+        order = read(IterableStream(data)).columns["user"].tolist()
+        assert sorted(order) == list(range(TOTAL)) != order
+        resumes(lambda: IterableStream(data), order, max_rows=3, every=4)
+        assert ds.config.get_seed() == 5489
+    finally:
+        ds.config.set_seed(before)
+
+
 def as_trained(stream, features):
     stream.declare(features.schema)
     transform, batches = BatchTransform(features, stream), []

@@ -15,6 +15,7 @@ import numpy as np
 
 from ...checks import choice, refuse
 from ...errors import DataError, StreamError
+from ...mindspore_internals.pipelines import current_seed, seeded
 from ..base import BufferedStream, Sharing
 from ..batch import Batch, Cursor, Position, Span, columns_of, cursors_of, is_frame
 from ..dead_letter import DeadLetter
@@ -100,7 +101,8 @@ class IterableStream(BufferedStream):
     def _new_iterator(self) -> Iterator[Any]:
         source = self._source
         if self._is_dataset:
-            return iter(source.create_dict_iterator(num_epochs=1, output_numpy=True))
+            with seeded(current_seed() or 0):  # without a seed, a pipeline would shuffle anew, and no position hold
+                return iter(source.create_dict_iterator(num_epochs=1, output_numpy=True))
         return iter(source() if callable(source) and not isinstance(source, Iterable) else source)
 
     @property
