@@ -144,6 +144,18 @@ def test_texts_of_frames_are_keys_and_wait_in_checkpoints(read, resumes):
         assert rest.columns[name].tolist() == whole.columns[name].tolist()[7:]
 
 
+@pytest.mark.parametrize("dtype", ["S", object])
+def test_keys_that_are_bytes_on_one_side_meet_those_that_are_text(read, dtype):
+    shown = {"user": np.array(["ä", "b", "c"]), "ts": np.arange(3.0)}
+    acted = {"user": np.array(["c".encode(), "ä".encode()], dtype), "ts": np.array([3.0, 4.0])}
+    labelled = read(of_frames(shown, acted))
+    assert dict(zip(labelled.columns["user"].tolist(), labelled.columns["label"].tolist(), strict=True)) == {
+        "ä": 1,
+        "b": 0,
+        "c": 1,
+    }
+
+
 def test_objects_that_a_checkpoint_cannot_hold_are_named():
     shown = {"user": np.arange(2), "day": np.array([date(2024, 1, 1)] * 2, object), "ts": np.array([0.0, 0.2])}
     joined = of_frames(shown, {"user": np.array([0]), "ts": np.array([0.5])})

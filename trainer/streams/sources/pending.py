@@ -111,9 +111,12 @@ class Side:
 
 
 def keys_of(column: np.ndarray) -> list[Any]:
-    """Return the keys of rows; each missing one is a NaN, which equals no other."""
+    """Return the keys of rows, bytes as text; each missing one is a NaN, which equals no other."""
     keys = column.tolist()
-    return [float("nan") if is_missing(key) else key for key in keys] if column.dtype.kind == "O" else keys
+    if column.dtype.kind not in "OS":
+        return keys
+    keys = [key.decode("utf-8", "surrogateescape") if isinstance(key, bytes) else key for key in keys]
+    return [float("nan") if is_missing(key) else key for key in keys]
 
 
 def _are_texts(keys: list[Any]) -> bool | None:
