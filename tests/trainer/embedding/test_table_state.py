@@ -126,6 +126,30 @@ def test_rows_that_a_plan_under_way_has_evicted_are_rewound_with_the_others(dtyp
     assert not (table.store.read(table.items()[1]) == 99).any()
 
 
+@pytest.mark.parametrize("under_way", [0, 20])  # plans that evict the ids again
+def test_ids_that_a_delta_removed_and_that_came_back_are_rewound_to_their_first_values(under_way):
+    table = make(admission=None)
+    table.track_changes("snapshot")
+    run(table, 0, 20, ahead=0)
+    chain = [saved(take(table, "snapshot", full=True))]
+    run(table, 20, 50, ahead=0)
+    chain.append(saved(take(table, "snapshot", full=False)))
+    left = np.intersect1d(chain[1][0]["removed"], chain[0][0]["ids"])
+    left = left[table.rows_of(left) < 0]
+    rows = table.plan(left[None], None, 50.0)
+    unique, inverse = distinct(rows.reshape(-1), table.next_row)
+    table.record(unique, inverse[None], 50.0)
+    commit(table)
+    back = left[table.rows_of(left) >= 0]
+    assert len(back) > 10
+    for turn in range(51, 51 + under_way):
+        plan(table, turn)
+    assert any(np.isin(part.ids, back).any() for record in table.pending for part in record.evicted) == bool(under_way)
+    rewind(table, chain)
+    table.rollback()
+    np.testing.assert_array_equal(table.store.read(table.rows_of(back)), table.initial_values(back))
+
+
 def test_a_delta_holds_only_what_changed():
     table = make(admission=None, eviction=None)
     table.track_changes("snapshot")

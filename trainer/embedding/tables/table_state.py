@@ -328,8 +328,15 @@ def rewind(table: SparseTable, states: Sequence[tuple[Arrays, Mapping[str, Any]]
         table.reset_default_row()
         evicted = [(plan.evicted, index) for plan in table.pending for index in range(len(plan.evicted))]
         evicted_ids = np.concatenate([np.zeros(0, np.int64), *(parts[index].ids for parts, index in evicted)])
-        evicted_values = table.store.encoded(table.initial_values(evicted_ids))
+        first_values = table.store.encoded(table.initial_values(evicted_ids))
+        evicted_values = first_values.copy()
         for arrays, _ in states:
+            removed = np.unique(np.asarray(arrays["removed"], np.int64))  # some have come back since
+            rows = table.rows_of(removed)
+            known = (rows >= 0) & ~table.columns["uncommitted"][rows]
+            table.write_initial(rows[known], removed[known])
+            _, known = find(removed, evicted_ids)
+            evicted_values[known] = first_values[known]
             for _, saved_rows, ids, values in blocks(arrays, "rows", "ids", "values"):
                 rows = table.rows_of(ids)
                 rows[saved_rows == DEFAULT_ROW] = DEFAULT_ROW
