@@ -147,7 +147,7 @@ def test_texts_of_frames_are_keys_and_wait_in_checkpoints(read, resumes):
 @pytest.mark.parametrize("dtype", ["S", object])
 def test_keys_that_are_bytes_on_one_side_meet_those_that_are_text(read, dtype):
     shown = {"user": np.array(["ä", "b", "c"]), "ts": np.arange(3.0)}
-    acted = {"user": np.array(["c".encode(), "ä".encode()], dtype), "ts": np.array([3.0, 4.0])}
+    acted = {"user": np.array([b"c", "ä".encode()], dtype), "ts": np.array([3.0, 4.0])}
     labelled = read(of_frames(shown, acted))
     assert dict(zip(labelled.columns["user"].tolist(), labelled.columns["label"].tolist(), strict=True)) == {
         "ä": 1,
