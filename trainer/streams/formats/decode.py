@@ -113,7 +113,7 @@ class Decoder:
         return self.declared
 
     def declare(self, schema: Schema) -> Schema:
-        """Set the schema unless one was given at the construction; return the schema in use."""
+        """Set the schema unless one was given at first; return the schema in use."""
         if self.declared is None or not (self._is_given or schema == self.declared):
             self.declared, self._prepared, self._parser = schema, False, None
         return self.declared

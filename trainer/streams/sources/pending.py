@@ -111,7 +111,7 @@ class Side:
 
 
 def keys_of(column: np.ndarray) -> list[Any]:
-    """Return the keys of rows, bytes as text; each missing one is a NaN, which equals no other."""
+    """Return the keys of rows; bytes become text, a missing key a NaN of its own."""
     keys = column.tolist()
     if column.dtype.kind not in "OS":
         return keys
