@@ -75,6 +75,12 @@ class Cursor:
         if "loop" not in state:  # saved outside a training: the epoch begins anew
             self.position = Position() if self.source.endless else Position(self._progress.epoch)
             self._progress.step_in_epoch = 0
+            if self.source.endless and self._progress.samples_seen:
+                logger.warning(
+                    "the snapshot was saved outside of a training, so it does not say where in the stream the %d rows "
+                    "trained on end: a new stream begins at its start; ModelCheckpoint saves the position",
+                    self._progress.samples_seen,
+                )
             self._skip_due_validation()
             return
         loop = state["loop"]

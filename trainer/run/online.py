@@ -29,7 +29,7 @@ from ..features.stream_rows import WindowDrift
 from ..graph.multi_task import MultiTaskLoss
 from ..metrics.window import Window, WindowClock
 from ..metrics.window_metric import Direction
-from ..state import Phase, Stateful, StepOutputs
+from ..state import Phase, Stateful, StepOutputs, StopReason
 from ..streams import Sharing
 from . import declared_features
 from .calibrating import check_online
@@ -253,6 +253,7 @@ def online_train(
         idle_timeout=idle_timeout if group.size == 1 else None,
         restarts=data.restarts,
         resumed_state=resumed_state,
+        max_seconds=limits["max_seconds"],
     )
     source: Source = rows
     if group.size > 1:
@@ -275,7 +276,8 @@ def online_train(
             feed = training_feed(trainer, source, options, steps_per_call, marks=marks)
         except Interrupted:
             if rows.ended is not None:
-                trainer.stop("the stream ended", kind=rows.ended)
+                detail = f"seconds={limits['max_seconds']}" if rows.ended == "limit" else "the stream ended"
+                trainer.state.agree_to_stop(StopReason(rows.ended, detail))
             raise
         divided = raw_rows.sharing is Sharing.PARTITIONED
         online = trainer.parts["online"] = OnlineMetrics(feed, window, scoring, tasks, group, drift, divided)

@@ -133,6 +133,19 @@ class Grows(Callback):
             (self.folder / "_DONE").touch()
 
 
+class Latest(ReplayStream):
+    """A stream that begins behind its newest row, as a topic with start="latest", unless it seeks."""
+
+    exhausted = False
+
+    def __init__(self, table):
+        super().__init__(table)
+        self.seek({"table": [0, self.rows]})
+
+    def poll(self, max_rows, timeout=0.0):
+        return super().poll(max_rows, timeout) if self.position()["table"][0] == 0 else None
+
+
 class Commits(FileStream):
     """Notes what it was told to be safe, and when."""
 
@@ -217,6 +230,14 @@ def main(folder):
         # The last batch of rank 0 is short, and rank 1 has none: what it makes up is larger than all that there is.
         with_table = build(WithTable())
         run.train("tables", FileStream(folder / "uneven", SCHEMA), trainer=with_table)
+        # No row comes, so that it is not known which columns feed the table.
+        silent = FileStream(folder / "silent", SCHEMA)
+        run.train("silent", silent, trainer=build(WithTable()), idle_timeout=0.3)
+        run.train("out of time", silent, trainer=build(WithTable()), max_time=0.3)
+        snapshots = ModelCheckpoint(folder / "begun")
+        run.train("begun", ReplayStream(replayed), trainer=build(WithTable()), callbacks=[snapshots], max_steps=3)
+        resumed = {"resume": folder / "begun", "idle_timeout": 0.3}
+        run.train("resumed", Latest(replayed), trainer=build(WithTable()), **resumed)
         run.train("spoilt", FileStream(folder / "spoilt", SCHEMA))
         run.train("seconds", FileStream(folder / "segments", SCHEMA), window=Window(seconds=0.05))
         run.train("event time", FileStream(folder / "segments", SCHEMA), window=Window(event_time=100))

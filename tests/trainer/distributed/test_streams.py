@@ -23,6 +23,7 @@ def prepare(folder):
     stream_program.write_segments(folder / "followed", [40, 40])
     (folder / "followed" / "_DONE").unlink()
     stream_program.write_segments(folder / "uneven", [20, 16])
+    (folder / "silent").mkdir()
     stream_program.write_segments(folder / "spoilt", [50, 50], overflowing=60)
     stream_program.write_segments(folder / "late", [16] * 34)
     (folder / "late" / "_DONE").unlink()
@@ -143,6 +144,15 @@ def test_a_stream_is_idle_when_it_is_idle_on_all_processes(two):
     for rank, found in enumerate(two):
         assert found["idle"]["stop"] == "idle"
         assert sorted(rows_of(found, "idle")) == list(range(rank * 40, rank * 40 + 40))
+
+
+def test_tables_of_all_processes_wait_for_no_row_beyond_the_limits_nor_for_newer_ones_than_the_snapshots(two):
+    for found in two:
+        ends = {
+            name: (found[name]["progress"]["samples_seen"], found[name]["stop"]) for name in ("silent", "out of time")
+        }
+        assert ends == {"silent": (0, "idle"), "out of time": (0, "limit")}
+        assert (found["resumed"]["progress"]["samples_seen"], found["resumed"]["stop"]) == (500, "idle")
 
 
 def test_the_position_of_all_is_in_one_snapshot(folder):

@@ -146,6 +146,16 @@ def test_only_durable_positions_are_committed_to_the_source(table, tmp_path):
     assert committed == [(320, "step_00000010"), (640, "step_00000020"), (800, "step_00000025")]
 
 
+def test_a_snapshot_from_outside_of_a_training_is_said_to_hold_no_position(table, tmp_path, caplog):
+    trainer = make()
+    trainer.online_train(replay(table), [], batch_size=32, max_steps=2)
+    trainer.save(tmp_path)
+    resumed = make()
+    resumed.online_train(replay(table), [], batch_size=32, max_steps=3, resume=tmp_path)
+    assert resumed.state.progress.samples_seen == 96
+    assert "it does not say where in the stream the 64 rows trained on end" in caplog.text
+
+
 def test_a_file_stream_is_followed_while_it_grows(table, tmp_path):
     def segment(number, first, last):
         lines = [
@@ -480,12 +490,14 @@ def test_tables_wait_for_no_newer_row_than_those_behind_the_snapshot_nor_beyond_
     def train(stream, **options):
         network = ByUser()
         trainer = Trainer(network, nn.MSELoss(), nn.Adam(network.trainable_params(), 0.01))
-        trainer.online_train(stream, [ModelCheckpoint(tmp_path)], batch_size=8, idle_timeout=0.3, **options)
+        trainer.online_train(stream, [ModelCheckpoint(tmp_path)], **{"batch_size": 8, "idle_timeout": 0.3, **options})
         return trainer.state
 
     rows = {"user": np.arange(40), "label": np.ones((40, 1), np.float32)}
     assert train(ReplayStream(rows), max_steps=2).progress.samples_seen == 16
     ended = train(Latest(rows))
     assert (ended.progress.samples_seen, ended.stop_reason.kind) == (0, "idle")
+    ended = train(Latest(rows), idle_timeout=None, max_time=0.3)
+    assert (ended.progress.samples_seen, str(ended.stop_reason)) == (0, "limit: seconds=0.3")
     ended = train(Latest(rows), resume=tmp_path)
     assert (ended.progress.samples_seen, ended.stop_reason.kind) == (40, "idle")

@@ -72,6 +72,7 @@ class SharedStream(LockstepSource):
             source.stream.assign_partitions(group.rank, group.size)
         self._idle_seconds = 0.0  # seconds since this process's last batch
         self._idle_reported = False
+        self._peek_began: float | None = None  # when the wait for the first rows began, during that wait
 
     @property
     def stream(self) -> Stream:
@@ -113,8 +114,17 @@ class SharedStream(LockstepSource):
     def cannot_go_back(self, trained: int, reason: object) -> None:
         self.source.cannot_go_back(trained, reason)
 
+    def peek(self, should_stop: Callable[[], bool] = lambda: False) -> Columns:
+        self._peek_began = time.monotonic()
+        try:
+            return super().peek(should_stop)
+        finally:
+            self._peek_began = None
+
     def _try_peek(self) -> tuple[Columns | None, bool]:
         columns = self.source.try_peek()
+        if columns is None and self.source.go_to_resumed():
+            return None, False
         return columns, columns is None and self.stream.exhausted
 
     def _open(self, epoch: int, start: int, state: Any) -> Generator[Item]:
@@ -132,9 +142,11 @@ class SharedStream(LockstepSource):
         return super()._is_late(ready) and not is_skipped
 
     def _extra_values(self, ready: int) -> _StreamValues:
-        source, items = self.source, [*self._collected][:ready]
+        source, items, since = self.source, [*self._collected][:ready], self._peek_began
+        if source.start_position is not None:
+            since = source.last_row_time
         return _StreamValues(
-            idle_ms=0 if source.start_position is None else int(1000 * (time.monotonic() - source.last_row_time)),
+            idle_ms=0 if since is None else int(1000 * (time.monotonic() - since)),
             event_time=_float_to_bits(max(map(_newest_event_time, items), default=float("nan"))),
             clock=_float_to_bits(time.monotonic()),
             durable=self.hooks.durable() if self.group.is_main else 0,
@@ -143,6 +155,9 @@ class SharedStream(LockstepSource):
 
     def _handle_messages(self, messages: list[StepMessage]) -> None:
         self.hooks.commit(_stream_values(messages[0]).durable)
+        if self._peek_began is not None and not any(message.ready for message in messages):
+            waiting = [_stream_values(message).idle_ms for message in messages if not message.ended]
+            self.source.check_wait(min(waiting, default=0) / 1000, self.idle_timeout)
 
     def _agreed_count(self, messages: list[StepMessage]) -> int:
         if self.divided or not any(message.ready for message in messages):

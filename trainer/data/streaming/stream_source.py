@@ -67,6 +67,7 @@ class StreamSource(Source):
         idle_timeout: float | None = None,  # seconds without a row after which the stream counts as ended
         restarts: bool = False,  # whether every call reads from the beginning; else `go_back` seeks to the trained rows
         resumed_state: Callable[[], Any] = lambda: None,  # returns the state of the position to resume from, or None
+        max_seconds: float | None = None,  # limit of the call, beyond which the first rows are not waited for
     ) -> None:
         self.stream = stream
         self._transform = transform
@@ -86,7 +87,8 @@ class StreamSource(Source):
         self.flush_after = flush_after
         self.idle_timeout = idle_timeout
         self.restarts = restarts
-        self.resumed_state = resumed_state
+        self.resumed_state, self._has_resumed = resumed_state, False
+        self.max_seconds = max_seconds
         self.start_position: dict[str, Any] | None = None  # position at which `batches` started, once known
         self.last_row_time = time.monotonic()
         self._stopped = False
@@ -161,24 +163,35 @@ class StreamSource(Source):
 
         Raises:
             DataError: the stream has ended without a row.
-            Interrupted: no row came for `idle_timeout` seconds; `ended` is then "idle".
+            Interrupted: no row came in time, see `check_wait`.
         """
         began = time.monotonic()
-        resumed: Any = None
         while not should_stop():
             columns = self.try_peek()
             if columns is not None:
                 return columns
-            if resumed is None:
-                resumed = self.resumed_state() or {}
-                if resumed:
-                    self.stream.seek(resumed)
-            elif self.stream.exhausted:
+            if self.go_to_resumed():
+                continue
+            if self.stream.exhausted:
                 break
-            elif self.idle_timeout is not None and time.monotonic() - began >= self.idle_timeout:
-                self.ended = "idle"
-                raise Interrupted
+            self.check_wait(time.monotonic() - began, self.idle_timeout)
         raise DataError("the stream gave no rows")
+
+    def go_to_resumed(self) -> bool:
+        """Seek to the position to resume from; return False if that was done before."""
+        if self._has_resumed:
+            return False
+        self._has_resumed = True
+        if state := self.resumed_state():
+            self.stream.seek(state)
+        return True
+
+    def check_wait(self, seconds: float, idle_timeout: float | None) -> None:
+        """Raise Interrupted and set `ended` after too long a wait for the first rows."""
+        limits = {"idle": idle_timeout, "limit": self.max_seconds}
+        self.ended = next((kind for kind, limit in limits.items() if limit is not None and seconds >= limit), None)
+        if self.ended is not None:
+            raise Interrupted
 
     def try_peek(self) -> Columns | None:
         """Return the first rows' columns without consuming them; None if none come soon."""
