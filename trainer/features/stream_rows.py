@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -19,6 +20,8 @@ from .features import Features
 from .learned import Learned, Recent
 from .profiles import ColumnProfile, ProfileBuckets, stability_index
 from .raw_rows import Rows
+
+logger = logging.getLogger(__name__)
 
 RAW = "@raw."  # prefix of the names of raw columns in a batch of inputs
 
@@ -50,6 +53,15 @@ class BatchTransform:
         # Rows that the stream has decoded with the features' schema are not converted again.
         declared, decoded = features.schema.fields, {} if stream.decoded is None else stream.decoded.fields
         self._is_converted = stream.counts_rows and decoded == declared
+        optional = [
+            name for name, column in declared.items() if column.default is not None and name != features.event_time
+        ]
+        if absent := [name for name in optional if decoded and name not in decoded]:
+            logger.warning(
+                "features: the schema of %s lacks %s, missing in all rows therefore: add them, or leave the schema out",
+                self.source,
+                ", ".join(map(repr, absent)),
+            )
         # Times that another schema has decoded are in seconds, not in the unit that the features declare.
         times = [name for name, column in declared.items() if column.times]
         self._times = [name for name in times if name in decoded and decoded[name].times]

@@ -9,6 +9,8 @@ import pytest
 
 from trainer.features import Categorical, Features, ListFeature, Numeric
 from trainer.features.feature_data import inputs_of
+from trainer.features.stream_rows import BatchTransform
+from trainer.streams import FileStream, Schema
 
 FEATURES = [Categorical("vip"), Numeric("age"), Categorical("shop", dtype="int64"), ListFeature("tags")]
 ROWS = [{"vip": "yes", "age": 30 + n, "shop": n, "tags": ["a"], "bought": n % 2} for n in range(20)]
@@ -69,3 +71,16 @@ def test_an_empty_column_is_named_without_a_guess(caplog):
         inputs_of(Features(FEATURES, label="bought"), [row | {"vip": ""} for row in ROWS])
         inputs_of(Features(FEATURES, label="bought"), ROWS[:5], fit=False)
     assert [record.getMessage() for record in caplog.records] == ["features: 'vip' is missing in all 20 rows"]
+
+
+def test_a_column_that_the_schema_of_a_stream_lacks_is_named(tmp_path, caplog):
+    as_jsonl(ROWS, tmp_path)
+    features = Features(FEATURES, label="bought")
+    columns = {name: column for name, column in features.schema.columns.items() if name != "tags"}
+    BatchTransform(features, FileStream(tmp_path, Schema(columns, label="bought")))
+    assert "features: the schema of FileStream lacks 'tags', missing in all rows therefore" in caplog.text
+    caplog.clear()
+    stream = FileStream(tmp_path)
+    stream.declare(features.schema)
+    BatchTransform(features, stream)
+    assert not caplog.text
