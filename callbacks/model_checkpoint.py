@@ -84,6 +84,7 @@ class ModelCheckpoint(Callback):
         self.root: Path | None = None
         self.best_name: str | None = None
         self._records: list[dict[str, Any]] = []
+        self._loaded_root: str | None = None  # folder that the records belong to
         self._due = False
         self._latest_value: float | None = None
 
@@ -99,7 +100,7 @@ class ModelCheckpoint(Callback):
         root = trainer.saver.claim(folder)
         if root != self.root:
             self._records, self.best_name = [], None
-        self.root = root
+        self.root, self._loaded_root = root, str(root)
 
     def use_direction(self, higher_is_better: bool | None) -> None:
         if self.watched is not None:
@@ -224,7 +225,8 @@ class ModelCheckpoint(Callback):
             names = {record["name"] for record in dropped}
             others = [entry.name for entry in root.iterdir() if entry.is_dir() and entry.name not in names]
             try:
-                trainer.saver.prune(root, sorted(others))
+                needed = trainer.saver.prune(root, sorted(others))  # they are removed once nothing builds on them
+                dropped = [record for record in dropped if record["name"] not in needed]
             except OSError as error:
                 logger.warning("ModelCheckpoint: %s could not be removed: %s", ", ".join(sorted(names)), error)
         self._records = [record for record in self._records if record not in dropped]
@@ -232,12 +234,15 @@ class ModelCheckpoint(Callback):
     def on_load_checkpoint(self, trainer: Trainer) -> None:
         """Treat the restored snapshot as this callback's own if it is in its folder."""
         path = trainer.state.snapshot
-        if path is None or self.root is None or Path(path).parent != self.root:
+        if path is None or self.root is None:
             return
-        name = Path(path).name
-        if all(record["name"] != name for record in self._records):
-            self._records.append({"name": name, "value": None, "durable": True})
-        ModelCheckpoint.on_train_begin(self, trainer)
+        if Path(path).parent == self.root:
+            name = Path(path).name
+            if all(record["name"] != name for record in self._records):
+                self._records.append({"name": name, "value": None, "durable": True})
+            ModelCheckpoint.on_train_begin(self, trainer)
+        elif self._loaded_root != str(self.root):  # the records are of another folder
+            self._records, self.best_name = [], None
         # Since this snapshot was taken, others may have been removed or completed. A snapshot is durable once its
         # folder has its final name.
         for record in self._records:
@@ -248,7 +253,8 @@ class ModelCheckpoint(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         records = [dict(record) for record in self._records]
-        return {"monitor": self.monitor, "records": records, "best_name": self.best_name}
+        root = None if self.root is None else str(self.root)
+        return {"monitor": self.monitor, "root": root, "records": records, "best_name": self.best_name}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the records of snapshots; values of another metric rank nothing."""
@@ -264,6 +270,7 @@ class ModelCheckpoint(Callback):
             records = [{**record, "value": None} for record in records]
         self.best_name = None if state["best_name"] is None else _checked_name(state["best_name"])
         self._records = records
+        self._loaded_root = state.get("root")  # not in snapshots of earlier releases
 
 
 def _snapshot_name(step: int) -> str:

@@ -2,10 +2,13 @@ import os
 import shutil
 import signal
 
+import numpy as np
 import pytest
+from mindspore import nn
 
 from callbacks import EarlyStopping, Every, LambdaCallback, ModelCheckpoint
 from trainer.checkpoint.saver import Saver
+from trainer.embedding import Embedding
 from trainer.errors import CheckpointError, ConfigurationError, FolderInUseError
 from trainer.trainer import Trainer
 
@@ -106,7 +109,7 @@ def test_nothing_is_removed_before_a_newer_snapshot_is_durable(fit, tmp_path, mo
 
     def watched(saver, root, keep):
         left.append((saver.newest.name, names(root)))
-        prune(saver, root, keep)
+        return prune(saver, root, keep)
 
     monkeypatch.setattr(Saver, "prune", watched)
     fit(ModelCheckpoint(every=4, keep_last=1, background=True), epochs=1, valid=False)
@@ -145,6 +148,43 @@ def test_a_resumed_run_with_another_monitor_ranks_by_values_of_that_one(fit, tmp
     fit(note, stopping, checkpoint, epochs=5, resume=tmp_path / "checkpoints")
     assert names(tmp_path / "checkpoints") == ["step_00000032", "step_00000040"]
     assert (tmp_path / "checkpoints" / "best").read_text().strip() == checkpoint.best_name == "step_00000032"
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_run_resumed_from_another_folder_ranks_and_removes_its_own_snapshots_alone(fit, tmp_path, earlier):
+    def make(folder):
+        return ModelCheckpoint(tmp_path / folder, monitor="val_auc", keep_last=1, restore_best=True)
+
+    fit(scores([0.9, 0.1]), make("first"), epochs=2)
+    if earlier:  # another run's snapshots of the same names
+        fit(ModelCheckpoint(tmp_path / "second"), epochs=2, valid=False)
+    fit(scores([0.5, 0.2]), make("second"), epochs=4, resume=tmp_path / "first")
+    kept = {"step_00000024", "step_00000032"} | ({"step_00000008", "step_00000016"} if earlier else set())
+    assert set(names(tmp_path / "second")) == kept
+    assert (tmp_path / "second" / "best").read_text().strip() == "step_00000024"
+    assert names(tmp_path / "first") == ["step_00000008", "step_00000016"]
+
+
+def test_two_folders_of_one_run_are_both_known_after_a_resume(fit, tmp_path):
+    def make():
+        best = ModelCheckpoint(tmp_path / "best", monitor="val_auc", keep_last=1, save_on_exit=False)
+        return ModelCheckpoint(tmp_path / "all", keep_last=1), best
+
+    fit(scores([0.9, 0.1]), *make(), epochs=2)
+    fit(scores([0.5]), *make(), epochs=3, resume=tmp_path / "best")
+    assert names(tmp_path / "best") == ["step_00000008", "step_00000024"]
+    assert names(tmp_path / "all") == ["step_00000024"]
+
+
+def test_snapshots_that_others_built_on_are_removed_with_these(tmp_path):
+    """Tables are saved as changes since an earlier snapshot, which has to stay as long as these do."""
+    network = nn.SequentialCell(Embedding(2, name="ids", mode="sparse"), nn.Dense(2, 1))
+    trainer = Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.1))
+    ids = [np.arange(400), *np.arange(23)[:, None]]
+    batches = [(row.astype(np.int32), np.ones((len(row), 1), np.float32)) for row in ids]
+    trainer.fit(batches, callbacks=[ModelCheckpoint(tmp_path, every=1, keep_last=2)], sink_size=1)
+    # Of nine snapshots that follow each other the first one is full: 1, 10 and 19.
+    assert names(tmp_path) == [f"step_{step:08d}" for step in range(19, 25)]
 
 
 def test_the_snapshot_holds_the_state_of_callbacks_that_run_before_it(fit, tmp_path):

@@ -231,11 +231,17 @@ class Saver:
             self.durable_count += 1
             self._owner.commit(self._uncommitted.popleft())
 
-    def prune(self, root: Path, keep: Collection[str]) -> None:
-        """Remove the snapshots not in `keep`, except those needed to resume."""
+    def prune(self, root: Path, keep: Collection[str]) -> set[str]:
+        """Remove the snapshots not in `keep`, except those needed to resume.
+
+        Returns:
+            The names of the snapshots that other ones build on; empty on ranks other than 0.
+        """
         if not self._group.is_main:
-            return
-        checkpoint.prune(durable.resolve_path(root), keep, trust=self.written)
+            return set()
+        root = durable.resolve_path(root)
+        checkpoint.prune(root, keep, trust=self.written)
+        return {entry.base for entry in checkpoint.available(root) if entry.base is not None}
 
     def load(
         self,
