@@ -90,7 +90,8 @@ class SkipNonFinite(_NonFinite):
 
     After too many skipped steps in a row, it rolls back to a snapshot or ends the run. A rollback restores weights,
     optimizer and step state; the data continues from its current position. `Trainer.online_train` adds this callback by
-    default, without rollbacks.
+    default, without rollbacks. With a loss scale, the scaler handles gradients that overflow if the loss is finite,
+    unless 32 consecutive steps overflow.
 
     Args:
         max_consecutive: number of consecutive skipped steps that triggers a rollback or the end of the run.
@@ -119,7 +120,7 @@ class SkipNonFinite(_NonFinite):
         # (first step, last step, position before, position after) of each call since the last reading.
         self._calls: deque[tuple[int, int, Any, Any]] = deque(maxlen=_MAX_CALLS)
         self._rollbacks = 0
-        self._longest_run = 0
+        self._longest_run = self._fatal = 0
 
     def setup(self, trainer: Trainer) -> None:
         self.skipped, self._rollbacks = [], 0
@@ -127,7 +128,8 @@ class SkipNonFinite(_NonFinite):
 
     def on_train_begin(self, trainer: Trainer) -> None:
         super().on_train_begin(trainer)
-        self._longest_run = trainer.read_counters()["longest_run"]  # earlier bad steps must not cause a rollback
+        counters = trainer.read_counters()  # earlier bad steps must not cause a rollback
+        self._longest_run, self._fatal = counters["longest_run"], counters["fatal"]
         run: Any = trainer.run
         self._position = None if run is None else run.cursor.position
 
@@ -154,7 +156,8 @@ class SkipNonFinite(_NonFinite):
         if counters["longest_run"] > self._longest_run:
             self._longest_run = counters["longest_run"]
             run_length = max(run_length, self._longest_run)
-        if run_length >= self.max_consecutive:
+        new_fatal, self._fatal = counters["fatal"] - self._fatal, counters["fatal"]
+        if run_length >= self.max_consecutive and (new_fatal or run_length >= _MAX_SCALING_OVERFLOWS):
             self._respond(trainer, run_length)
 
     def _respond(self, trainer: Trainer, run_length: int) -> None:
@@ -176,6 +179,7 @@ class SkipNonFinite(_NonFinite):
             # Read the counters again, because the rollback has restored them too.
             counters = trainer.read_counters()
             self._skipped, self._longest_run = counters["skipped"], counters["longest_run"]
+            self._fatal = counters["fatal"]
 
     def state_dict(self) -> dict[str, Any]:
         return {"skipped": self.skipped} if self.skipped else {}

@@ -3,6 +3,7 @@ from mindspore import experimental, nn
 
 from callbacks import EarlyStopping, LambdaCallback, LearningRateMonitor, LRFinder, ReduceLROnPlateau
 from callbacks.watched import Patience
+from trainer.errors import GraphError
 from trainer.trainer import Trainer
 
 
@@ -87,3 +88,13 @@ def test_the_rate_of_a_group_that_follows_a_schedule_is_recorded(rate, cancer):
     assert monitor.curve.values == [0.25]
     with pytest.raises(ValueError, match="SGD has no constant learning rate to set"):
         trainer.fit(cancer["train"], batch_size=512, callbacks=[ReduceLROnPlateau("loss")])
+
+
+def test_a_list_of_rates_ends_with_the_last_update(cancer):
+    network = nn.Dense(30, 1)
+    optimizer = nn.SGD(network.trainable_params(), [0.5, 0.25, 0.125, 0.0625])
+    trainer, monitor = Trainer(network, nn.BCEWithLogitsLoss(), optimizer), LearningRateMonitor(every=1)
+    trainer.fit(cancer["train"], batch_size=128, callbacks=[monitor])
+    assert monitor.curve.values == [0.5, 0.25, 0.125, 0.0625, 0.0625]
+    with pytest.raises(GraphError, match=r"list of 4 learning rates has ended.* one rate for each update"):
+        trainer.fit(cancer["train"], batch_size=128, callbacks=[])

@@ -122,17 +122,20 @@ def test_a_whole_chunk_of_steps_is_looked_at(fit, poisoned):
     assert trainer.state.stop_reason.kind == "non_finite"
 
 
-def test_an_overflow_that_the_loss_scale_answers_is_no_reason_to_end(cancer):
+@pytest.mark.parametrize("callback", [TerminateOnNaN(every=1), SkipNonFinite(max_consecutive=3, every=1)])
+def test_an_overflow_that_the_loss_scale_answers_is_no_reason_to_end(callback, cancer):
     network = nn.SequentialCell(nn.Dense(30, 8), nn.ReLU(), nn.Dense(8, 1))
     optimizer = nn.Adam(network.trainable_params(), learning_rate=0.01)
     scaler = amp.DynamicLossScaler(2.0**40, 2, 1000)
     trainer = Trainer(network, nn.BCEWithLogitsLoss(), optimizer, amp_level="O2", loss_scale=scaler)
     data, options = cancer["train"], {"batch_size": 64, "shuffle": False, "sink_size": 1}
     before = network[0].weight.asnumpy().copy()
-    trainer.fit(data, epochs=3, callbacks=TerminateOnNaN(every=1), **options)
+    trainer.fit(data, epochs=3, callbacks=callback, **options)
     assert trainer.state.stop_reason.kind == "limit"
     assert 3 < trainer.state.skipped_steps < 24
     assert np.abs(network[0].weight.asnumpy() - before).max() > 0
+    trainer.fit({**data, "y": np.full_like(data["y"], np.nan)}, callbacks=callback, **options)
+    assert trainer.state.stop_reason.kind == "non_finite", "the loss itself is not finite"
 
 
 def test_an_earlier_training_is_no_reason_to_roll_back_and_a_rollback_keeps_the_numbers_of_steps(tmp_path):

@@ -237,6 +237,23 @@ def test_weights_that_are_loaded_are_averaged_anew(averaged):
         np.testing.assert_array_equal(averages(trainer)[name], value, err_msg=name)
 
 
+@pytest.mark.parametrize("verb", ["load", "resume"])
+def test_a_snapshot_without_averages_leaves_none_of_an_earlier_training(verb, tmp_path):
+    trainer, begun = make(), {}
+    fit(trainer, epochs=1)
+    trainer.save(tmp_path)
+    saved = weights(trainer)
+    fit(trainer, EMA(0.9))
+    if verb == "load":
+        trainer.load(tmp_path)
+        begun = averages(trainer)
+    else:
+        note = LambdaCallback(on_train_begin=lambda trainer: begun.update(averages(trainer)))
+        fit(trainer, EMA(0.9), note, resume=tmp_path)
+    for name, value in saved.items():
+        np.testing.assert_array_equal(begun[name], value, err_msg=name)
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_weights_are_back_for_the_hooks_that_follow_a_validation_that_was_interrupted(fails):
     trainer, seen = make(), {}

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import logging
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -31,6 +32,8 @@ TABLES = "tables"  # name of the part that holds the sparse tables
 TABLES_GROUP = f"part.{TABLES}"
 ACCUMULATION = "window"  # group of gradients, in snapshots taken inside an accumulation
 NOT_OF_THE_STEP = (BEFORE, AVERAGES)  # name prefixes of the step's parameters that snapshots do not contain
+# Releases up to 0.6 named a list of optimizers once for each Trainer that was made with them.
+_REPEATED_GROUP = re.compile(r"^(group_\d+\.)(?:group_\d+\.)+")
 DROPOUT_COUNTER = "dropout_forwards"  # suffix of the counters of stateless dropout
 
 
@@ -98,6 +101,8 @@ def match_tensors(
     elif ACCUMULATION in groups:
         expected[ACCUMULATION] = dict(content.accumulation.parameters())
     saved: dict[str, Mapping[str, Any]] = {group: groups.get(group, {}) for group in expected}
+    if OPTIMIZER in saved:
+        saved[OPTIMIZER] = {_REPEATED_GROUP.sub(r"\1", name): value for name, value in saved[OPTIMIZER].items()}
     if weights_only:  # the rest of these groups is not asked for
         saved |= {group: {name: saved[group][name] for name in expected[group]} for group in expected if group != MODEL}
     problems = compare(_flat(expected), _flat(saved))
@@ -165,6 +170,8 @@ def restore_all(
     if ACCUMULATION not in snapshot.groups:
         content.accumulation.clear()
     assign(tensors)
+    if not part_states(snapshot, "averages"):
+        restore_averages(content, snapshot)  # now that the weights are restored
 
 
 def _undo_steps(content: Content) -> list[Callable[[], Any]]:
@@ -220,8 +227,10 @@ def table_states(content: Content, snapshot: Snapshot) -> list[dict[str, Any]]:
     """
     states = part_states(snapshot, TABLES)
     if content.tables is not None:
+        if not content.tables.tables.tables:  # all are dense, and so parameters
+            return []
         if not states:
-            logger.warning("the snapshot has no state of the sparse tables; they start empty")
+            logger.warning("the snapshot has no rows of the sparse tables; they stay as they are")
         content.tables.check_states(states)
     return states
 

@@ -372,8 +372,9 @@ class Saver:
         snapshot = checkpoint.read(self.newest)
         content = self._owner.snapshot_content()
         tensors = capture.match_tensors(content, groups_of(snapshot), strict=True, weights_only=False)
+        self._owner.check_has_tables(capture.part_states(snapshot, capture.TABLES))
         states = capture.table_states(content, snapshot)
-        if content.tables is not None:
+        if states and content.tables is not None:
             content.tables.rewind(states)
         # Keep the number of accumulated micro-batches: it belongs to the position in the data, which does not change.
         accumulation = content.accumulation

@@ -28,6 +28,7 @@ from ..mindspore_internals.messages import (
     main_message,
 )
 from ..state import StepOutputs
+from .optimizers import why_out_of_rates
 from .program import StepOptions
 
 if TYPE_CHECKING:
@@ -241,6 +242,9 @@ def make_runner(
         try:
             losses, prediction = run(*leading[count][chunk.flush], *inputs(chunk), signature=chunk.signature)
         except Exception as error:
+            step = getattr(run.cell, "step", run.cell)
+            if reason := why_out_of_rates(getattr(step, "optimizer", None)):
+                raise GraphError(reason) from None
             raise to_graph_error(error, chunk) from None
         if sizes is not None and sizes.programs != run.programs:
             sizes.note(chunk)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -46,7 +47,8 @@ class OptimizerGroups(nn.Cell):
         for place, one in enumerate(optimizers):
             for parameter in parameters_of(one):
                 if id(parameter) not in trained:  # make names such as "learning_rate" unique
-                    parameter.name = f"group_{place}.{parameter.name}"
+                    name = re.sub(r"^group_\d+\.", "", parameter.name)  # from another Trainer of these optimizers
+                    parameter.name = f"group_{place}.{name}"
         ends = np.cumsum([len(one.parameters) for one in optimizers]).tolist()
         self.spans = tuple(zip([0, *ends[:-1]], ends, strict=True))
         self.optimizers = nn.CellList(optimizers, auto_prefix=False)
@@ -127,11 +129,13 @@ def _by_name(name: str) -> Any:
 def get_learning_rate(optimizer: nn.Cell | None) -> float | None:
     """Return the next learning rate of the first parameter group; None if unknown.
 
-    A schedule is evaluated at the optimizer's step counter. Copies one number from the device.
+    A schedule is evaluated at the optimizer's step counter. After the end of a list of rates, it is the last of them.
+    Copies one number from the device.
     """
     rate = next(iter(_rates(optimizer)), None)
     if optimizer is not None and isinstance(rate, nn.Cell):
-        rate = rate(optimizer.global_step)
+        step, length = optimizer.global_step, _length(rate)
+        rate = rate(step if length is None else ops.minimum(step, length - 1))
     return None if rate is None else float(rate.asnumpy().reshape(-1)[0] if hasattr(rate, "asnumpy") else rate)
 
 
@@ -153,6 +157,22 @@ def set_learning_rate(optimizer: nn.Cell | None, value: float | Sequence[float])
     for rate, each in zip(rates, values, strict=True):
         # Not `set_data`: a compiled step that contains a branch would keep using the old value.
         ops.assign(rate, Tensor(float(each), rate.dtype))
+
+
+def why_out_of_rates(optimizer: nn.Cell | None) -> str:
+    """Return a text for errors if a list of rates has ended, else an empty one."""
+    lengths = [length for rate in _rates(optimizer) if (length := _length(rate)) is not None]
+    if optimizer is None or not lengths or int(optimizer.global_step.asnumpy()[0]) < min(lengths):
+        return ""
+    return f"the optimizer's list of {min(lengths)} learning rates has ended; it needs one rate for each update"
+
+
+def _length(rate: Any) -> int | None:
+    """Return the number of rates of a list given to an optimizer, or None."""
+    rates = getattr(rate, "learning_rate", None)
+    if not isinstance(rates, Parameter) or not type(rate).__module__.startswith("mindspore."):
+        return None
+    return len(rates) if rates.ndim == 1 else None
 
 
 def _rates(optimizer: nn.Cell | None) -> list[Any]:

@@ -37,6 +37,7 @@ from .tally import RowWeights
 
 if TYPE_CHECKING:
     from ..data.table_feed import TableFeed
+    from ..embedding.layers.embedding import Embedding
     from ..features.features import Features
     from ..metrics.calibrator import Calibrator
 
@@ -223,23 +224,35 @@ class TrainedNetwork:
         self.boost = self.builder.boost = self.boost.without_freezing("embedding tables train in whole steps")
 
     def check_has_tables(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Check that the network has sparse tables if a snapshot has.
+        """Check that the network has sparse tables if a snapshot has, and the reverse.
+
+        A snapshot of the time before the first data has none; it fits as long as nothing is trained.
 
         Raises:
-            CheckpointMismatchError: it has none.
+            CheckpointMismatchError: one of them has no sparse tables.
         """
         jsons = (state["json"] for state in states if isinstance(state["json"], Mapping))
         names = sorted({name for json in jsons for name in json})
-        if names and all(cell.is_dense for cell in embedding_cells(self.network)):
+        sparse = sorted({cell.spec.name for cell in self._sparse_cells})
+        if names and not sparse:
             raise CheckpointMismatchError(
                 f"the snapshot has the sparse tables {names}, the network has none; strict=False loads the parameters"
             )
+        if sparse and not names and self.state.progress.global_step:
+            raise CheckpointMismatchError(
+                f"the snapshot was saved before the first data and has no rows of the sparse tables {sparse}, which "
+                "have been trained since; load it into a new Trainer; strict=False loads the parameters alone"
+            )
+
+    @property
+    def _sparse_cells(self) -> list[Embedding]:
+        return [cell for cell in embedding_cells(self.network) if not cell.is_dense]
 
     def load_tables(self, states: list[dict[str, Any]]) -> None:
         """Restore the sparse tables now, or when the first data is read."""
         if self.tables is None:
-            self._loaded_tables = states if embedding_cells(self.network) else ()
-            for cell in embedding_cells(self.network):
+            self._loaded_tables = states if self._sparse_cells else ()
+            for cell in self._sparse_cells:
                 cell.host.awaits_rows = bool(states)
         else:
             self.tables.load_states(states)

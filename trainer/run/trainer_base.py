@@ -121,6 +121,7 @@ class TrainerBase(TrainedNetwork):
             CheckpointError: the snapshot cannot be written, or `load` restored tables and no data has been read since.
         """
         self._check_tables_restored("save")
+        self._build_step()
         with self.group.inside("save"):
             return self.saver.save(Path(root), background=background)
 
@@ -141,8 +142,7 @@ class TrainerBase(TrainedNetwork):
             CheckpointError: there is no intact snapshot to load.
             CheckpointMismatchError: the snapshot belongs to another network.
         """
-        if self.builder.step is None and self.optimizer is not None:  # the snapshot also restores the step's counters
-            self.builder.train_step(self.step_options)
+        self._build_step()
         with self.group.inside("load"):
             path = local_snapshot(path, self.group) or path
             snapshot = self.saver.load(path, strict=strict, weights_only=weights_only, averaged=averaged)
@@ -184,6 +184,11 @@ class TrainerBase(TrainedNetwork):
         self._forget_snapshot()
         if self.builder.average is not None:
             self.builder.average.restart()
+
+    def _build_step(self) -> None:
+        """Build the training step, whose counters are part of snapshots, if there is none."""
+        if self.builder.step is None and self.optimizer is not None:
+            self.builder.train_step(self.step_options)
 
     def _check_tables_restored(self, verb: str) -> None:
         if self._loaded_tables:

@@ -98,6 +98,25 @@ def test_two_optimizers_each_update_their_own_part_as_they_would_alone(table, tm
     np.testing.assert_allclose(weights(again), weights(both), rtol=1e-6)
 
 
+@pytest.mark.parametrize("release", ["0.6", "this"])
+def test_two_optimizers_keep_the_names_of_their_state_in_a_further_trainer(tmp_path, release):
+    """As where the first Trainer has looked for a learning rate."""
+
+    def make(trainers):
+        network = WideDeep()
+        optimizers = [nn.SGD(network.wide.trainable_params(), 0.5), nn.Adam(network.deep.trainable_params(), 0.25)]
+        return [Trainer(network, nn.BCEWithLogitsLoss(), optimizers) for _ in range(trainers)][-1]
+
+    saved, loaded = make(2), make(1)
+    saved.learning_rates = [0.125, 0.0625]
+    for parameter in saved.optimizer.get_parameters() if release == "0.6" else ():
+        if parameter.name.startswith("group_"):
+            parameter.name = f"{parameter.name[:8]}{parameter.name}"
+    saved.save(tmp_path)
+    loaded.load(tmp_path)
+    assert loaded.learning_rates == [0.125, 0.0625]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("optimizer", [RowAdagrad(lr=0.5), ("adam", {"learning_rate": 0.05}), "adagrad"])
 def test_a_network_of_tables_alone_trains(ratings, optimizer):

@@ -7,7 +7,7 @@ from mindspore import Parameter, Tensor, load_param_into_net, nn, ops
 from callbacks import LambdaCallback, SkipNonFinite
 from trainer import Trainer
 from trainer.embedding import Embedding
-from trainer.errors import CheckpointError
+from trainer.errors import CheckpointError, CheckpointMismatchError
 
 ORDERS = [
     ("load", "fit"),
@@ -22,9 +22,9 @@ IDS = [(_random.integers(0, 20, (8, 1)).astype(np.int32), y) for _, y in DENSE]
 
 
 class Table(nn.Cell):
-    def __init__(self):
+    def __init__(self, capacity=None, mode="sparse"):
         super().__init__()
-        self.embedding = Embedding(4, name="ids", seed=1, mode="sparse")
+        self.embedding = Embedding(4, capacity, name="ids", seed=1, mode=mode)
         self.head = nn.Dense(4, 1, weight_init=Tensor(WEIGHTS))
 
     def construct(self, ids):
@@ -98,6 +98,42 @@ def test_tables_that_were_loaded_and_not_yet_attached_are_not_saved_away(tmp_pat
     trainer.load(tmp_path)
     with pytest.raises(CheckpointError, match="call fit, evaluate or predict first"):
         trainer.save(tmp_path / "again")
+
+
+@pytest.mark.parametrize("make", [dense_trainer, table_trainer])
+def test_what_is_saved_before_the_first_data_can_be_gone_back_to(make, tmp_path):
+    data = DENSE if make is dense_trainer else IDS
+    first = make()
+    first.save(tmp_path)
+    inputs = [batch[:1] for batch in data]
+    before = first.predict(inputs)
+    first.fit(data, callbacks=[])
+    again = make()
+    again.load(tmp_path)
+    again.fit(data, callbacks=[])
+    np.testing.assert_array_equal(again.predict(inputs), first.predict(inputs))
+    if make is table_trainer:  # the rows are not in the snapshot
+        with pytest.raises(CheckpointMismatchError, match=r"before the first data and has no rows of .*\['ids'\]"):
+            again.load(tmp_path)
+        with pytest.raises(CheckpointMismatchError, match="no rows"):
+            first.rollback()
+    else:
+        again.load(tmp_path)
+        np.testing.assert_array_equal(again.predict(inputs), before)
+
+
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_parameters_alone_go_from_a_network_with_sparse_tables_to_one_with_dense_ones(evaluated, tmp_path):
+    own = table_trainer()
+    own.fit(IDS, callbacks=[])
+    own.save(tmp_path)
+    net = Table(capacity=20, mode="dense")
+    trainer = Trainer(net, nn.MSELoss(), nn.Adam(net.trainable_params(), 0.01), gradient_accumulation_steps=2)
+    if evaluated:
+        trainer.evaluate(IDS)
+    trainer.load(tmp_path, strict=False)
+    np.testing.assert_array_equal(net.head.weight.asnumpy(), own.network.head.weight.asnumpy())
+    trainer.fit(IDS, callbacks=[])
 
 
 @pytest.mark.parametrize(("sink_size", "accumulate"), [(2, 1), (1, 2)])
