@@ -4,6 +4,8 @@ The decorators of MindSpore's optimizers and cells (`opt_init_args_register`, `c
 ``__wrapped__``, so `inspect.signature(nn.Adam)` is ``(*args, **kwargs)``. This module relies on these decorators to
 keep the wrapped function in their closure, and to wrap a constructor named ``__init__``. If this changes, arguments in
 a configuration are checked only against the docstring of the class, if at all.
+`opt_init_args_register` also keeps the arguments of an optimizer in its attribute `init_args`, without the parameters
+and the learning rate; without it, sparse tables start with the default accumulators.
 
 This module does not import MindSpore.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -52,3 +55,9 @@ def _wrapped_in_closure(function: Any) -> Any:
                 functions.append(cell.cell_contents)
     candidates = [inner for inner in functions if inner.__name__ == "__init__"] or functions
     return candidates[0] if len(candidates) == 1 else None
+
+
+def constructor_arguments(optimizer: Any) -> Mapping[str, Any]:
+    """Return arguments of an optimizer of `mindspore.nn` by name, defaults included; empty if unknown."""
+    arguments = getattr(optimizer, "init_args", None)
+    return arguments if isinstance(arguments, Mapping) else {}

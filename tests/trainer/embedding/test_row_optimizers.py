@@ -168,3 +168,18 @@ def test_impossible_numbers_are_refused():
 def test_rows_follow_the_numbers_of_an_experimental_optimizer(kind):
     like = row_optimizer_like(kind([Parameter(Tensor(np.zeros(2, np.float32)))], betas=(0.5, 0.75), eps=0.125))
     assert like.settings() == RowAdam(beta1=0.5, beta2=0.75, eps=0.125).settings()
+
+
+@pytest.mark.parametrize(
+    ("dense", "expected"),
+    [
+        (lambda p: nn.Adagrad(p, accum=0.5), RowAdagrad(accum=0.5)),
+        (lambda p: nn.Adagrad(p, accum=0.0), RowAdagrad(accum=1e-12)),
+        (lambda p: nn.FTRL(p, initial_accum=0.25), RowFTRL(accum=0.25)),
+        (lambda p: experimental.optim.Adagrad(p, initial_accumulator_value=2.0), RowAdagrad(accum=2.0)),
+    ],
+    ids=["Adagrad", "Adagrad from 0", "FTRL", "experimental Adagrad"],
+)
+def test_rows_start_with_the_accumulators_of_the_dense_optimizer(dense, expected):
+    like = row_optimizer_like(dense([Parameter(Tensor(np.zeros(2, np.float32)), name="p")]))
+    assert like.settings() == expected.settings()

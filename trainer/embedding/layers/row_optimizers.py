@@ -13,6 +13,7 @@ from mindspore import Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ...checks import boolean, number
+from ...mindspore_internals.decorated_functions import constructor_arguments
 from ...native.compiled import inlined
 from ..tables.kernels import RowKernel, update_rows
 from .row_optimizer import RowOptimizer
@@ -20,6 +21,7 @@ from .row_optimizer import RowOptimizer
 __all__ = ["RowAdagrad", "RowAdam", "RowFTRL", "RowSGD"]
 
 _logger = logging.getLogger(__name__)
+_MIN_ACCUM = 1e-12
 
 
 @inlined
@@ -97,7 +99,7 @@ class RowAdagrad(RowOptimizer):
 
     def __init__(self, lr: float | None = None, accum: float = 0.1, row_wise: bool = False) -> None:
         super().__init__(lr)
-        self.accum = number("RowAdagrad(accum=...)", accum, minimum=1e-12)
+        self.accum = number("RowAdagrad(accum=...)", accum, minimum=_MIN_ACCUM)
         self.row_wise = boolean("RowAdagrad(row_wise=...)", row_wise)
 
     def first_slots(self, dim: int) -> np.ndarray:
@@ -260,7 +262,7 @@ class RowFTRL(RowOptimizer):
         self, lr: float | None = None, accum: float = 0.1, lr_power: float = -0.5, l1: float = 0.0, l2: float = 0.0
     ) -> None:
         super().__init__(lr)
-        self.accum = number("RowFTRL(accum=...)", accum, minimum=1e-12)
+        self.accum = number("RowFTRL(accum=...)", accum, minimum=_MIN_ACCUM)
         self.lr_power = number("RowFTRL(lr_power=...)", lr_power, maximum=0)
         self.l1, self.l2 = number("RowFTRL(l1=...)", l1, minimum=0), number("RowFTRL(l2=...)", l2, minimum=0)
 
@@ -296,12 +298,18 @@ def _hyperparameter(optimizer: nn.Cell, name: str, default: float) -> float:
     return float(value) if isinstance(value, int | float) else default
 
 
+def _first_accumulator(optimizer: nn.Cell) -> float:
+    arguments = constructor_arguments(optimizer)
+    first = arguments.get("accum", arguments.get("initial_accum", 0.1))
+    return max(_hyperparameter(optimizer, "initial_accumulator_value", first), _MIN_ACCUM)
+
+
 def row_optimizer_like(dense: nn.Cell | None) -> RowOptimizer:
     """Return the row optimizer that corresponds to a dense optimizer.
 
     Adam and its variants give `RowAdam`, Adagrad `RowAdagrad`, FTRL `RowFTRL`, SGD and Momentum `RowSGD`; anything
-    else gives `RowAdagrad` with a warning. The result keeps Adam's decays and FTRL's powers, but no weight decay, which
-    would change every row in every step.
+    else gives `RowAdagrad` with a warning. The result keeps Adam's decays, the first accumulators of Adagrad and FTRL,
+    and FTRL's powers, but no weight decay, which would change every row in every step.
     """
     chosen = getattr(dense, "row_optimizer", None)
     if isinstance(chosen, RowOptimizer):  # passed to the Trainer directly, for a network without dense parameters
@@ -312,10 +320,11 @@ def row_optimizer_like(dense: nn.Cell | None) -> RowOptimizer:
         beta1, beta2 = _hyperparameter(dense, "beta1", 0.9), _hyperparameter(dense, "beta2", 0.999)
         return RowAdam(beta1=beta1, beta2=beta2, eps=_hyperparameter(dense, "eps", 1e-8))
     if "adagrad" in lowercase:
-        return RowAdagrad()
+        return RowAdagrad(accum=_first_accumulator(dense))
     if "ftrl" in lowercase:
-        power = _hyperparameter(dense, "lr_power", -0.5)
-        return RowFTRL(lr_power=power, l1=_hyperparameter(dense, "l1", 0.0), l2=_hyperparameter(dense, "l2", 0.0))
+        power, accum = _hyperparameter(dense, "lr_power", -0.5), _first_accumulator(dense)
+        l1, l2 = _hyperparameter(dense, "l1", 0.0), _hyperparameter(dense, "l2", 0.0)
+        return RowFTRL(accum=accum, lr_power=power, l1=l1, l2=l2)
     if lowercase in ("sgd", "momentum"):
         return RowSGD()
     _logger.warning(
