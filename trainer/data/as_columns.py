@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import DataError, did_you_mean
 from ..streams.batch import columns_of, is_frame
+from ..streams.formats.ragged_column import text_only
 from .ragged import Ragged, data_arguments
 
 Columns = tuple[Any, ...]  # arrays, or `Ragged`
@@ -50,7 +51,7 @@ def _from_library(value: Any, name: str) -> Any:
     if "list" in str(getattr(value, "type", "")) and hasattr(value, "to_pylist"):  # a pyarrow list array
         return Ragged.of(value)
     try:
-        return np.asarray(value)
+        return text_only(value, np.asarray(value))
     except ValueError:  # rows of different lengths
         return _from_lists(value, name)
 

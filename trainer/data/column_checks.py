@@ -13,7 +13,7 @@ from mindspore import nn
 
 from ..errors import DataError, did_you_mean
 from ..mindspore_internals.dict_networks import ATTRIBUTE, batch_keys, require_declared_keys
-from .as_columns import Columns, are_unnamed, dtype_of, form_of, with_finite_inputs
+from .as_columns import Columns, are_unnamed, check_dtype, dtype_of, form_of, with_finite_inputs
 from .chunk import FeedOptions
 from .ragged import RaggedColumns
 from .source import Item, Source
@@ -31,6 +31,7 @@ class ColumnCheck:
         *,
         extra: bool = False,  # whether more columns than the network takes are allowed; they are dropped
         class_losses: Sequence[str | None] = (),  # per label, the name of its loss if that takes class numbers
+        numeric_labels: bool = False,  # whether text among the labels is refused; else the loss receives its hash
         assumed: Collection[str] = (),  # list columns of assumed dtype, all lists having been empty (`ListTypes`)
     ) -> None:
         self.minimum, self.maximum, self.parameters = arguments_of(network)
@@ -40,6 +41,7 @@ class ColumnCheck:
         self.labels = labels
         self.extra = extra
         self.class_losses = class_losses
+        self.numeric_labels = numeric_labels
         self.assumed = assumed
         self._retyped: set[str] = set()
         self._expected: list[tuple[str, int, Any, Any]] | None = None
@@ -51,6 +53,7 @@ class ColumnCheck:
             self._check_keys(names)
             self._check_number(columns, names)
             self._check_order(names)
+            self._check_labels(columns, names)
             self._check_classes(columns, names)
             self._expected = [
                 (name, column.ndim, column.dtype, dtype_of(column)) for name, column in zip(names, columns, strict=True)
@@ -112,6 +115,15 @@ class ColumnCheck:
             f"received {len(columns)} columns ({', '.join(names)}); {self.network_type}.construct takes {takes} "
             f"({', '.join(self.parameters)}){label}, so {expected}{hint}"
         )
+
+    def _check_labels(self, columns: Columns, names: tuple[str, ...]) -> None:
+        """Refuse text and Python objects as labels, or warn if a loss of one's own may read ids."""
+        first = len(columns) - self.labels
+        for column, name in zip(columns[first:], names[first:], strict=True):
+            if self.numeric_labels:
+                check_dtype(column, name)
+            elif column.dtype.kind in "USO":
+                logger.warning("column %r is %s: the loss receives the hash of each value", name, column.dtype)
 
     def _check_classes(self, columns: Columns, names: tuple[str, ...]) -> None:
         """Refuse float labels for a class loss, because truncation could change the class."""

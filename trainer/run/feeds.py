@@ -157,7 +157,11 @@ def _check_with_labels(trainer: TrainedNetwork) -> column_checks.ColumnCheck:
     losses = loss.losses if isinstance(loss, MultiTaskLoss) else (loss,)
     class_losses = [takes_class_numbers(loss) for loss in losses]
     return column_checks.ColumnCheck(
-        trainer.network, trainer.label_count, class_losses=class_losses, assumed=trainer.builder.list_types.assumed
+        trainer.network,
+        trainer.label_count,
+        class_losses=class_losses,
+        numeric_labels=all(type(loss).__module__.startswith("mindspore.") for loss in losses),
+        assumed=trainer.builder.list_types.assumed,
     )
 
 

@@ -1,5 +1,7 @@
 """Hashes and first values depend on the id and the seed, and on nothing else."""
 
+from decimal import Decimal
+
 import numpy as np
 import pytest
 
@@ -64,3 +66,24 @@ def test_bytes_that_are_no_text_are_ids_too():
     assert len(set(ids.tolist())) == 4
     assert ids.tolist() == to_ids(np.array(words, object)).tolist()
     assert ids[2:].tolist() == to_ids(np.array(["a", "\u00fc"])).tolist()
+
+
+def test_an_integer_has_one_id_whatever_array_carries_it():
+    numbers = [5, -7, 2**63 - 1, -(2**63), 0, 1]
+    expected = np.array(numbers).tolist()
+    for column in (np.array(numbers, object), np.array([np.int64(number) for number in numbers], object)):
+        assert to_ids(column).tolist() == expected
+        assert to_ids(column.reshape(2, 3)).shape == (2, 3)
+    large = [2**63, 2**64 - 1]
+    assert to_ids(np.array(large, object)).tolist() == to_ids(np.array(large, np.uint64)).tolist()
+    assert to_ids(np.array([True, False], object)).tolist() == [1, 0]
+    words = to_ids(np.array(["5", "user", str(2**64)])).tolist()
+    assert to_ids(np.array([5, "5", "user", 2**64], object)).tolist() == [5, *words]
+    assert to_ids(np.array([Decimal(5), Decimal("-7.0")], object)).tolist() == [5, -7]
+    assert to_ids(np.empty(0, object)).tolist() == []
+
+
+@pytest.mark.parametrize("value", [None, float("nan"), 5.0, np.float32(5), Decimal("0.5"), Decimal("Infinity")])
+def test_objects_that_are_neither_integers_nor_text_are_no_ids(value):
+    with pytest.raises(DataError, match="'user' must hold integer or string ids; received "):
+        to_ids(np.array([["a", value]], object), "'user'")

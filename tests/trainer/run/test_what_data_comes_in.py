@@ -175,3 +175,41 @@ def test_arrays_of_the_other_byte_order_have_their_values(dtype):
     assert trainer.predict(swapped[0]).tolist() == x.sum(1).tolist()
     for data, options in ((swapped, {"batch_size": 4}), ([swapped], {}), ({"x": swapped[0], "y": y}, {})):
         assert trainer.evaluate(data, **options)["loss"] == ((x.sum(1) - 5.0) ** 2).mean()
+
+
+SPARSE_ROWS = {"item": ROWS["item"].astype(np.int64), "price": ROWS["price"], "bought": ROWS["bought"]}
+
+
+@pytest.mark.parametrize(
+    "labels", [["1", "0"] * 6, np.array([1.0, 0.0] * 6, object), np.array([1, 0] * 6, object)], ids=type
+)
+def test_text_and_objects_are_no_labels_beside_a_sparse_table(labels):
+    trainer = trainer_of(Items(), nn.BCEWithLogitsLoss())
+    for verb in (trainer.fit, trainer.evaluate):
+        with pytest.raises(DataError, match="column 'bought': received dtype"):
+            verb({**SPARSE_ROWS, "bought": labels}, batch_size=4)
+
+
+def test_text_that_no_table_reads_is_named(caplog):
+    trainer_of(Items(), nn.BCEWithLogitsLoss()).predict({"item": ROWS["item"][:2], "price": np.array(["1.5", "2"])})
+    assert "column 'price': no table reads it" in caplog.text
+
+
+def test_an_integer_is_one_id_in_lists_objects_and_frames():
+    trainer = trainer_of(Items(), nn.BCEWithLogitsLoss())
+    trainer.fit(SPARSE_ROWS, 1, batch_size=12, callbacks=[])
+    numbers = SPARSE_ROWS["item"].tolist()
+    expected = trainer.predict(SPARSE_ROWS).tolist()
+    for items in (
+        numbers,
+        np.array(numbers, object),
+        pd.Series(numbers, dtype="Int64"),
+        pd.Series(numbers, dtype=object),
+    ):
+        assert trainer.predict({**SPARSE_ROWS, "item": items}).tolist() == expected
+
+
+def test_a_missing_value_in_a_list_of_text_is_named():
+    trainer = trainer_of(Items(), nn.BCEWithLogitsLoss())
+    with pytest.raises(DataError, match="column 'item': row 1 holds nan"):
+        trainer.fit({"item": ["a", float("nan")], "price": [1.0, 2.0], "bought": [0.0, 1.0]}, batch_size=2)

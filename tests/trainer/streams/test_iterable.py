@@ -178,3 +178,9 @@ def test_rows_that_lack_a_column_of_others_are_refused_without_features():
     stream = IterableStream([{"x": 1.0}, {"x": 2.0, "city": "b"}])
     with pytest.raises(DataError, match=r"rows 0 to 1 of the iterable differ in columns or shapes: 'city'"):
         stream.poll(2, 1.0)
+
+
+def test_bytes_of_any_length_are_one_column():
+    batches = [{"user": np.array([b"a", b"bc"])}, {"user": np.array([b"defgh"])}]
+    stream = IterableStream(batches)
+    assert [stream.poll(9).columns["user"].tolist() for _ in batches] == [[b"a", b"bc"], [b"defgh"]]

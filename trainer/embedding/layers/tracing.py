@@ -63,6 +63,10 @@ def find_fields(network: nn.Cell, columns: Sequence[np.ndarray], names: Sequence
     # A cell that is not traced is assumed to read its `column` once.
     traced = any(cell.column is None for cell in cells)
     repeated, unchanged = _trace(network, cells, columns, names, readers, index_of) if traced else (set(), {})
+    for column, name, elements in zip(columns, names, readers, strict=False):
+        if np.asarray(column).dtype.kind in "USO" and not any(elements):
+            text = "column %r: no table reads it, so the network receives integers for its values, the hashes of texts"
+            _logger.warning(text, name)
     fields = _group_tables(heads, readers, names)
     fields.unchanged = unchanged
     fields.names = tuple(names)

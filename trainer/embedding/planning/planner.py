@@ -92,7 +92,10 @@ class Planner:
         ids = self._checked_ids(batched, num_batches, train)
         self._query_owners(ids, train, now)
         # Columns that hold only ids are replaced as a whole below, so their text need not be hashed again.
-        out = [column if index in self._replaced else hash_text(column) for index, column in enumerate(batched)]
+        out = [
+            column if index in self._replaced else hash_text(column, self.fields.name_of(index))
+            for index, column in enumerate(batched)
+        ]
         stacks = len(self.layout.stacks)
         plan = SparsePlan(train, [0] * stacks, [0] * stacks, lengths=[column.shape[1] for column in batched])
         updates = (np.arange(num_batches) + fill) // self.accumulate  # index of each batch's optimizer update

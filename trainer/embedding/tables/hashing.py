@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import hashlib
 from dataclasses import dataclass
 
@@ -77,15 +78,47 @@ def _characters(values: np.ndarray, dtype: type) -> np.ndarray:
 def to_ids(values: np.ndarray, name: str = "ids") -> np.ndarray:
     """Return `values` as int64 ids: integers as they are, strings hashed.
 
+    Python objects (dtype object) are read one by one, so that an integer is the same id in an array of any dtype.
+
     Raises:
         DataError: `values` holds neither integers nor strings.
     """
     values = np.asarray(values)
     if values.dtype.kind in "iub":
         return values.astype(np.int64, copy=False)
-    if values.dtype.kind in "USO":
+    if values.dtype.kind in "US":
         return hash_strings(values)
+    if values.dtype.kind == "O":
+        return _ids_of_objects(values, name)
     raise DataError(f"{name} must hold integer or string ids; received dtype {values.dtype}{float_ids_hint(values)}")
+
+
+_TEXTS = {str, bytes, np.str_, np.bytes_}
+
+
+def _ids_of_objects(values: np.ndarray, name: str) -> np.ndarray:
+    objects = values.ravel()
+    if set(map(type, objects)) <= _TEXTS:
+        return hash_strings(values)
+    numbers = [_number_of(value, name) for value in objects]
+    is_number = np.array([number is not None for number in numbers], bool)
+    ids = np.empty(len(objects), np.int64)
+    ids[is_number] = np.array([number for number in numbers if number is not None], np.uint64).view(np.int64)
+    if not is_number.all():
+        ids[~is_number] = hash_strings(objects[~is_number])
+    return ids.reshape(values.shape)
+
+
+def _number_of(value: object, name: str) -> int | None:
+    """Return an integer of up to 64 bits, modulo 2**64; None for a value that has an id as text."""
+    if isinstance(value, decimal.Decimal) and value.is_finite() and value == value.to_integral_value():
+        value = int(value)
+    if value is None or isinstance(value, float | np.floating | decimal.Decimal):
+        raise DataError(f"{name} must hold integer or string ids; received {value!r}")
+    if not isinstance(value, int | np.integer | np.bool_):
+        return None
+    number = int(value)
+    return number % (1 << 64) if -(1 << 63) <= number < 1 << 64 else None
 
 
 def ids_of_rows(name: str, column: np.ndarray, index: int | None = None) -> np.ndarray:
@@ -115,9 +148,9 @@ def float_ids_hint(values: np.ndarray) -> str:
     return f", NaN in row {row} of the batch: give missing ids their own id, column.fillna(0).astype('int64')"
 
 
-def hash_text(column: np.ndarray) -> np.ndarray:
+def hash_text(column: np.ndarray, name: str = "ids") -> np.ndarray:
     """Return `column` with strings hashed to int64 ids, which a tensor can hold."""
-    return to_ids(column) if column.dtype.kind in "USO" else column
+    return to_ids(column, name) if column.dtype.kind in "USO" else column
 
 
 def uniform64(ids: np.ndarray, seed: int) -> np.ndarray:

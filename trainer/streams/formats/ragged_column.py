@@ -203,15 +203,23 @@ def rows_of(value: Any) -> Any:
     return Ragged.of(array) if nested else array
 
 
+def text_only(value: Any, array: np.ndarray) -> np.ndarray:
+    """Return `array`, or objects if NumPy wrote other values of a list, NaN too, as text."""
+    kind: Any = {"U": str, "S": bytes}.get(array.dtype.kind)
+    if kind is None or not isinstance(value, list | tuple):
+        return array
+    objects = np.array(value, object)
+    return array if all(isinstance(part, kind) for part in objects.ravel()) else objects
+
+
 def _exact(value: Any, array: np.ndarray) -> np.ndarray:
     """Return `array`, or objects if NumPy has changed values in reading `value`.
 
     It writes numbers among texts as text, NaN too, and truth values beside NaN, or integers of Arrow of which some are
     missing, as floats.
     """
-    if array.dtype.kind == "U" and isinstance(value, list | tuple):
-        objects = np.array(value, object)
-        return array if all(isinstance(part, str) for part in objects.ravel()) else objects
+    if (texts := text_only(value, array)) is not array:
+        return texts
     if array.dtype.kind == "f" and isinstance(value, list | tuple) and any(isinstance(part, bool) for part in value):
         return np.array(value, object)
     rounded = array.dtype.kind == "f" and "int" in str(getattr(value, "type", "")) and hasattr(value, "to_pylist")

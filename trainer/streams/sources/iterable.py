@@ -196,7 +196,7 @@ class IterableStream(BufferedStream):
         if self._holds_raw_rows:
             return
         shapes = {
-            name: (array.shape[1:], array.dtype if array.dtype.kind != "U" else "text")
+            name: (array.shape[1:], {"U": "text", "S": "bytes"}.get(array.dtype.kind, array.dtype))
             for name, array in columns.items()
         }
         # Row shapes and dtypes must not change, except for the lengths of lists.
