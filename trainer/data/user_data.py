@@ -124,14 +124,20 @@ class UserData:
         """
         return self._is_shard if sharded is None else sharded
 
-    def in_order_of(self, other: UserData) -> UserData:
-        """Return arrays in the column order of `other` if both have the same names.
+    @property
+    def column_names(self) -> tuple[Any, ...]:
+        """Names of arrays that are given by name; empty for other data."""
+        return tuple(self.content) if self.form is Form.ARRAYS and isinstance(self.content, Mapping) else ()
 
-        Return other data unchanged.
+    def in_order(self, names: Sequence[Any]) -> UserData:
+        """Return arrays by name in the order of `names`, which may include further ones.
+
+        Return data unchanged that are not arrays by name, or that have other names.
         """
-        content, model = self.content, other.content
-        arrays = self.form is other.form is Form.ARRAYS and isinstance(content, Mapping) and isinstance(model, Mapping)
-        return UserData({name: content[name] for name in model}) if arrays and set(content) == set(model) else self
+        given = self.column_names
+        if not given or not set(given) <= set(names):
+            return self
+        return UserData({name: self.content[name] for name in names if name in given})
 
     # -- as a source ---------------------------------------------------------------------------------------------
 

@@ -44,6 +44,8 @@ def _evaluate(
     trainer: TrainerBase, dataset: Any, callbacks: Any, batch_size: int | None, sharded: bool | None
 ) -> dict[str, float]:
     data = UserData(dataset, trainer.features)
+    if trainer.own_eval_network is None:
+        data = data.in_order(trainer.trained_columns)
     if data.form is Form.RAW and trainer.own_eval_network is None:
         declared_features.check_labels(trainer.features, trainer.loss_fn)
     feed = evaluation_feed(trainer, data, batch_size, sharded=sharded)
@@ -124,6 +126,7 @@ def predict(
     kept = KeptColumns() if keep else None
     with trainer.group.inside("predict"):
         user_data, batch_size = UserData.of_arguments(data, trainer.features, batch_size)
+        user_data = user_data.in_order(trainer.trained_columns)
         if keep:
             _check_keep(user_data)
         raw = {"labelled": False, "kept": kept, "set_aside": set_aside}
@@ -153,7 +156,8 @@ def _predict(trainer: TrainerBase, source: Source, stream: bool, output: str, *,
 
 def first_batch(trainer: TrainerBase, data: Any, batch_size: int | None) -> InputBatch:
     """Implement `Trainer.first_batch`."""
-    source = inference_source(trainer, UserData(data, trainer.features), batch_size, labelled=False)
+    user_data = UserData(data, trainer.features).in_order(trainer.trained_columns)
+    source = inference_source(trainer, user_data, batch_size, labelled=False)
     feed = prediction_feed(trainer, source)
     with contextlib.closing(feed):
         find_tables(trainer, feed.source, feed.options)

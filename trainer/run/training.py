@@ -68,6 +68,7 @@ def fit(
         valid_dataset = None
     resume = declared_features.restore(trainer, resume, callbacks)
     train_data, valid_sets = UserData(train_dataset, trainer.features), named_sets(valid_dataset, trainer.features)
+    trainer.trained_columns = train_data.column_names
     if train_data.form is Form.RAW:
         declared_features.check_labels(trainer.features, trainer.loss_fn)
         batch_size = batch_size or RAW_BATCH_SIZE
@@ -86,7 +87,7 @@ def fit(
         valid = {}
         for name, data in valid_sets.items():
             size = batch_size if data.takes_batch_size else None
-            valid[name] = evaluation_feed(trainer, data.in_order_of(train_data), size, trial, valid_sharded)
+            valid[name] = evaluation_feed(trainer, data.in_order(train_data.column_names), size, trial, valid_sharded)
             opened.callback(valid[name].close)
         every = Every(valid_every) if isinstance(valid_every, int) else valid_every
         progress = trainer.state.progress

@@ -213,3 +213,23 @@ def test_a_missing_value_in_a_list_of_text_is_named():
     trainer = trainer_of(Items(), nn.BCEWithLogitsLoss())
     with pytest.raises(DataError, match="column 'item': row 1 holds nan"):
         trainer.fit({"item": ["a", float("nan")], "price": [1.0, 2.0], "bought": [0.0, 1.0]}, batch_size=2)
+
+
+class Weighed(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.top = nn.Dense(1, 1, weight_init="ones")
+
+    def construct(self, first, second):
+        return self.top(first) - 2 * second
+
+
+def test_named_columns_in_another_order_than_in_fit_are_the_same_columns():
+    trainer = trainer_of(Weighed(), nn.MSELoss())
+    rows = {name: RANDOM.normal(size=(8, 1)).astype(np.float32) for name in ("height", "width", "label")}
+    trainer.fit(rows, batch_size=8, callbacks=[])
+    other = {name: rows[name] for name in ("label", "width", "height")}
+    assert trainer.evaluate(other) == trainer.evaluate(rows)
+    expected = trainer.predict(rows).tolist()
+    assert trainer.predict(other).tolist() == expected
+    assert trainer.predict({name: rows[name] for name in ("width", "height")}).tolist() == expected
