@@ -16,6 +16,7 @@ The adapter calls a callback as MindSpore's own loop does:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,13 +24,15 @@ import mindspore
 import numpy as np
 from mindspore import Tensor, nn
 from mindspore import dtype as mstype
+from mindspore.train import BackupAndRestore, ModelCheckpoint, OnRequestExit, RunContext, TimeMonitor
 from mindspore.train import Callback as MindSporeCallback
-from mindspore.train import RunContext, TimeMonitor
 from mindspore.train.callback import __all__ as _mindspore_callbacks
 
 from trainer.errors import ConfigurationError
 
 from .callback import Callback, Trainer
+
+logger = logging.getLogger(__name__)
 
 # Batches per epoch for data without a size. MindSpore's callbacks divide by this number, so it cannot be 0 or None.
 UNKNOWN_SIZE = 2**31 - 1
@@ -142,6 +145,7 @@ class AdaptedCallback(Callback):
         self._params = CallbackParams()
         self.run_context = RunContext(self._params)
         self._entered: MindSporeCallback | None = None
+        self._first, self._is_last = self, True  # of the callbacks of the call, which share their parameters
         self._in_epoch = False
         if not (self._defines("on_train_step_begin") or self._defines("on_train_step_end")):
             # Without step hooks, a step only has to begin the epoch.
@@ -179,6 +183,14 @@ class AdaptedCallback(Callback):
         progress, base = trainer.state.progress, trainer.base
         return progress.epoch - base["epoch"] + trainer.state.first_epoch + 1, progress.global_step - base["step"]
 
+    def _share_params(self, trainer: Trainer) -> None:
+        """Fill the parameters, or use those of the first of MindSpore's callbacks, as they all do in its own loop."""
+        peers = [callback for callback in trainer.callbacks if isinstance(callback, AdaptedCallback)] or [self]
+        self._first, self._is_last = peers[0], peers[-1] is self
+        if self._first is self:
+            self._fill_params(trainer)
+        self._params, self.run_context = self._first._params, self._first.run_context
+
     def _fill_params(self, trainer: Trainer) -> None:
         params, state = self._params, trainer.state
         params.clear()
@@ -215,9 +227,26 @@ class AdaptedCallback(Callback):
         self._params.set_lazy("net_outputs", lambda: _net_outputs(trainer, outputs))
         self._params.set_lazy("train_dataset_element", lambda: _last_batch(outputs.chunk))
 
+    def _check_tables(self, trainer: Trainer) -> None:
+        """Refuse or name what MindSpore's callbacks cannot do with sparse tables, whose rows are no parameters."""
+        sparse = {} if trainer.tables is None else trainer.tables.tables.tables
+        kind, names = type(self.callback).__name__, ", ".join(sparse)
+        if sparse and getattr(self.callback, "restore_best_weights", False):
+            raise ConfigurationError(
+                f"{kind}(restore_best_weights=True) would not restore the rows of sparse tables ({names}), only the "
+                "parameters; use callbacks.ModelCheckpoint(folder, monitor=..., restore_best=True), which restores both"
+            )
+        if sparse and isinstance(self.callback, ModelCheckpoint | BackupAndRestore | OnRequestExit):
+            logger.warning(
+                "%s saves the parameters, not the rows of sparse tables (%s); callbacks.ModelCheckpoint saves both",
+                kind,
+                names,
+            )
+
     def on_train_begin(self, trainer: Trainer) -> None:
+        self._check_tables(trainer)
+        self._share_params(trainer)
         self._in_epoch = False
-        self._fill_params(trainer)
         self._enter()
         self._call("on_train_begin", trainer)
 
@@ -252,8 +281,9 @@ class AdaptedCallback(Callback):
         steps = trainer.state.progress.global_step - self._first_step
         self._params["batch_num"] = trainer.state.steps_per_epoch or max(1, steps)
         self._call("on_train_epoch_end", trainer)
-        self._params.pop("metrics", None)
-        self._params.pop("eval_results", None)
+        if self._is_last:
+            self._params.pop("metrics", None)
+            self._params.pop("eval_results", None)
 
     def on_train_end(self, trainer: Trainer) -> None:
         """End the open epoch, if any, and the run."""
@@ -268,12 +298,13 @@ class AdaptedCallback(Callback):
 
     def on_eval_begin(self, trainer: Trainer) -> None:
         if trainer.state.phase == "evaluate":
-            self._fill_params(trainer)
+            self._share_params(trainer)
             for key in _TRAINING_PARAMS:
                 self._params.pop(key, None)
             self._enter()
         keys = ("mode", "cur_step_num", "batch_num", "net_outputs")
-        self._train_values = {key: dict.get(self._params, key) for key in keys if dict.__contains__(self._params, key)}
+        if self._first is self:
+            self._train_values = {key: dict.get(self._params, key) for key in keys if key in dict.keys(self._params)}
         evaluation = trainer.state.evaluation
         self._params.update(
             mode="eval",
@@ -285,7 +316,7 @@ class AdaptedCallback(Callback):
         self._call_eval("on_eval_epoch_begin", trainer)
 
     def on_eval_step_begin(self, trainer: Trainer) -> None:
-        self._params["cur_step_num"] += 1
+        self._params["cur_step_num"] += self._first is self
         chunk = trainer.state.evaluation.chunk
         self._params.set_lazy("eval_dataset_element", lambda: _last_batch(chunk))
         self._call_eval("on_eval_step_begin", trainer)
@@ -308,8 +339,9 @@ class AdaptedCallback(Callback):
             loss = trainer.state.metrics.get("val_loss")
             self._params["eval_results"] = {**metrics, **({} if loss is None else {"eval_loss": loss})}
         self._call_eval("on_eval_end", trainer)
-        self._params.pop("net_outputs", None)
-        self._params.update(self._train_values)
+        if self._is_last:
+            self._params.pop("net_outputs", None)
+            self._params.update(self._first._train_values)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the callback's `state_dict()`; MindSpore's own callbacks have none."""

@@ -10,6 +10,8 @@ from mindspore.dataset import NumpySlicesDataset
 
 from callbacks import LambdaCallback, adapt
 from trainer import Model, Trainer
+from trainer.embedding import Embedding, RowSGD
+from trainer.errors import ConfigurationError
 
 
 class Recorder(ms.Callback):
@@ -276,3 +278,60 @@ def test_an_evaluation_in_a_hook_of_a_validation_leaves_the_others_theirs(hook):
     trainer.fit(data, batch_size=4, callbacks=[evaluate, seen], valid_dataset=data)
     assert seen.seen == [(4, 1), (4, 1), {"rows": {"all": 8}}]
     assert evaluated[0] == {"rows": {"all": 2}}
+
+
+class Taste(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.people = Embedding(2)
+
+    def construct(self, person):
+        return self.people(person).sum(1)
+
+
+def test_what_leaves_out_the_rows_of_sparse_tables_is_refused_or_named(tmp_path, caplog):
+    trainer = Trainer(Taste(), nn.MSELoss(), RowSGD(0.1))
+    rows = {"person": np.arange(4), "label": np.ones(4, np.float32)}
+    with pytest.raises(ConfigurationError, match=r"would not restore the rows of sparse tables \(people"):
+        trainer.fit(rows, batch_size=4, callbacks=[ms.EarlyStopping("loss", restore_best_weights=True)])
+    caplog.clear()
+    trainer.fit(rows, batch_size=4, callbacks=[ms.EarlyStopping("loss")])
+    assert not caplog.records
+    trainer.fit(rows, batch_size=4, callbacks=[ms.ModelCheckpoint(directory=str(tmp_path))])
+    assert "ModelCheckpoint saves the parameters, not the rows of sparse tables (people)" in caplog.text
+
+
+class Writer(ms.Callback):
+    def on_train_begin(self, run_context):
+        run_context.original_args().steps = 0
+
+    def on_train_step_end(self, run_context):
+        run_context.original_args().steps += 1
+
+
+class Teller(ms.Callback):
+    def __init__(self):
+        self.seen = []
+
+    def on_train_step_end(self, run_context):
+        self.seen.append((run_context.original_args()["steps"], run_context.original_args().cur_step_num))
+
+    def on_eval_step_end(self, run_context):
+        self.seen.append((run_context.original_args().mode, run_context.original_args().cur_step_num))
+
+    def on_eval_end(self, run_context):
+        self.seen.append(("metrics", *run_context.original_args().metrics))
+
+    def on_train_epoch_end(self, run_context):
+        params = run_context.original_args()
+        self.seen.append((params.mode, params.steps, params.cur_step_num, *params.metrics))
+
+
+@pytest.mark.parametrize("kind", [ms.Model, Model], ids=["MindSpore", "here"])
+def test_callbacks_hand_values_to_each_other_in_their_parameters(kind):
+    data = [NumpySlicesDataset({"x": np.ones((8, 2), np.float32), "y": np.ones((8, 1), np.float32)}) for _ in range(2)]
+    network, tellers = nn.Dense(2, 1), (Teller(), Teller())
+    model = kind(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.1), metrics={"mae": ms.MAE()})
+    model.fit(1, data[0].batch(4), data[1].batch(4), callbacks=[Writer(), *tellers])
+    expected = [(1, 1), (2, 2), ("eval", 1), ("eval", 2), ("metrics", "mae"), ("train", 2, 2, "mae")]
+    assert [teller.seen for teller in tellers] == [expected, expected]
