@@ -184,7 +184,7 @@ class AdaptedCallback(Callback):
         return progress.epoch - base["epoch"] + trainer.state.first_epoch + 1, progress.global_step - base["step"]
 
     def _share_params(self, trainer: Trainer) -> None:
-        """Fill the parameters, or use those of the first of MindSpore's callbacks, as they all do in its own loop."""
+        """Fill the parameters, or use those of the first of MindSpore's callbacks."""
         peers = [callback for callback in trainer.callbacks if isinstance(callback, AdaptedCallback)] or [self]
         self._first, self._is_last = peers[0], peers[-1] is self
         if self._first is self:
@@ -228,7 +228,7 @@ class AdaptedCallback(Callback):
         self._params.set_lazy("train_dataset_element", lambda: _last_batch(outputs.chunk))
 
     def _check_tables(self, trainer: Trainer) -> None:
-        """Refuse or name what MindSpore's callbacks cannot do with sparse tables, whose rows are no parameters."""
+        """Refuse or warn of callbacks that leave out the rows of sparse tables."""
         sparse = {} if trainer.tables is None else trainer.tables.tables.tables
         kind, names = type(self.callback).__name__, ", ".join(sparse)
         if sparse and getattr(self.callback, "restore_best_weights", False):

@@ -117,7 +117,7 @@ class ColumnCheck:
         )
 
     def _check_labels(self, columns: Columns, names: tuple[str, ...]) -> None:
-        """Refuse text and Python objects as labels, or warn if a loss of one's own may read ids."""
+        """Refuse labels that are no numbers; warn if a custom loss may read ids."""
         first = len(columns) - self.labels
         for column, name in zip(columns[first:], names[first:], strict=True):
             if self.numeric_labels:

@@ -130,7 +130,7 @@ class UserData:
         return tuple(self.content) if self.form is Form.ARRAYS and isinstance(self.content, Mapping) else ()
 
     def in_order(self, names: Sequence[Any]) -> UserData:
-        """Return arrays by name in the order of `names`, which may include further ones.
+        """Return arrays by name in the order of `names`, which may have more.
 
         Return data unchanged that are not arrays by name, or that have other names.
         """

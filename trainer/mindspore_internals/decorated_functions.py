@@ -58,6 +58,6 @@ def _wrapped_in_closure(function: Any) -> Any:
 
 
 def constructor_arguments(optimizer: Any) -> Mapping[str, Any]:
-    """Return arguments of an optimizer of `mindspore.nn` by name, defaults included; empty if unknown."""
+    """Return arguments of an `nn` optimizer by name, with defaults, where known."""
     arguments = getattr(optimizer, "init_args", None)
     return arguments if isinstance(arguments, Mapping) else {}

@@ -110,7 +110,7 @@ def _ids_of_objects(values: np.ndarray, name: str) -> np.ndarray:
 
 
 def _number_of(value: object, name: str) -> int | None:
-    """Return an integer of up to 64 bits, modulo 2**64; None for a value that has an id as text."""
+    """Return an integer of 64 bits modulo 2**64; None for a value hashed as text."""
     if isinstance(value, decimal.Decimal) and value.is_finite() and value == value.to_integral_value():
         value = int(value)
     if value is None or isinstance(value, float | np.floating | decimal.Decimal):

@@ -204,7 +204,7 @@ def rows_of(value: Any) -> Any:
 
 
 def text_only(value: Any, array: np.ndarray) -> np.ndarray:
-    """Return `array`, or objects if NumPy wrote other values of a list, NaN too, as text."""
+    """Return `array`, or objects if NumPy wrote other values of a list as text."""
     kind: Any = {"U": str, "S": bytes}.get(array.dtype.kind)
     if kind is None or not isinstance(value, list | tuple):
         return array
