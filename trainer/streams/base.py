@@ -51,6 +51,7 @@ class Stream:
             schema allows such values may hold them, too. In other columns, NaN or infinity makes a row bad.
         counts_rows: whether `poll` checks rows against the schema and counts them with `dead_letter`.
         closed: whether `close` was called, after which no rows come.
+        rows_ahead: most rows that the reader takes beyond the position that it passes to `resolve`; set by the reader.
     """
 
     schema: Schema | None = None
@@ -63,6 +64,7 @@ class Stream:
     sharing: Sharing = Sharing.ALONE
     counts_rows: bool = False
     closed: bool = False
+    rows_ahead: int = 0
 
     @property
     def decoded(self) -> Schema | None:

@@ -36,6 +36,11 @@ class Logistic(nn.Cell):
         return self.dense(features)
 
 
+class SqueezedLogistic(Logistic):
+    def construct(self, features):
+        return self.dense(features)[:, 0]
+
+
 @pytest.fixture(scope="module")
 def table():
     data = load_breast_cancer()
@@ -432,6 +437,26 @@ def test_the_label_of_a_join_is_the_column_that_it_names(table):
     note = LambdaCallback(on_train_step_end=lambda t: labels.extend(t.state.outputs.chunk.arrays[-1].tolist()))
     trainer.online_train(stream, [note], batch_size=32)
     assert (len(labels), sum(labels)) == (96, 32)
+
+
+def test_a_join_keeps_its_state_for_as_many_rows_as_are_read_ahead(table, tmp_path, monkeypatch):
+    monkeypatch.setattr("trainer.streams.sources.join._KEPT_ROWS", 16)
+    monkeypatch.setattr("trainer.streams.sources.pending._READ_ROWS", 8)
+    shown = {**{name: table[name] for name in ("features", "time")}, "key": np.arange(ROWS)}
+    acted = {"key": np.arange(0, ROWS, 3), "time": table["time"][::3] + 2.0}
+
+    def join():
+        return DelayedLabelJoin(*(ReplayStream(side, event_time="time") for side in (shown, acted)), "key", 5.0)
+
+    def train(callbacks, **options):
+        network = SqueezedLogistic()
+        trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.Adam(network.trainable_params(), 1e-2))
+        trainer.online_train(join(), callbacks, batch_size=32, sink_size=4, **options)
+        return weights(trainer)
+
+    snapshots = ModelCheckpoint(tmp_path, every=4)
+    train([snapshots], max_steps=12)
+    np.testing.assert_array_equal(train([snapshots], resume=tmp_path), train([]))
 
 
 def test_rows_of_an_update_that_are_read_again_count_once_in_tables_and_calibration():

@@ -125,6 +125,9 @@ def test_a_shuffled_pipeline_without_a_seed_resumes_in_the_order_that_was_read(r
         order = read(IterableStream(data)).columns["user"].tolist()
         assert sorted(order) == list(range(TOTAL)) != order
         resumes(lambda: IterableStream(data), order, max_rows=3, every=4)
+        made = read(IterableStream(lambda: data, names=["user"])).columns["user"].tolist()
+        assert sorted(made) == list(range(TOTAL)) != made
+        resumes(lambda: IterableStream(lambda: data, names=["user"]), made, max_rows=3, every=4)
         assert ds.config.get_seed() == 5489
     finally:
         ds.config.set_seed(before)

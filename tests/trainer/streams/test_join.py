@@ -193,6 +193,19 @@ def test_what_lies_far_behind_is_forgotten_also_without_checkpoints(monkeypatch)
     assert joined.resolve(advance(start, last.split(1)[0]))["join"][1] > 0
 
 
+def test_many_rows_that_leave_at_once_do_not_make_the_position_before_them_unknown(read, monkeypatch):
+    monkeypatch.setattr("trainer.streams.sources.join._KEPT_ROWS", 16)
+    users = np.arange(100)
+    shown, acted = {"user": users, "ts": users * 0.01}, {"user": np.array([3, 5]), "ts": np.array([0.5, 2.0])}
+    joined = of_frames(shown, acted)
+    seen = joined.poll(1, 0.0).columns["user"].tolist()
+    position = joined.position()
+    assert joined.poll(1, 0.0).rows == joined.poll(1, 0.0).rows == 1  # the others leave at the end of both streams
+    resumed = of_frames(shown, acted)
+    resumed.seek(json.loads(json.dumps(joined.resolve(position))))
+    assert sorted(seen + read(resumed).columns["user"].tolist()) == users.tolist()
+
+
 def test_sampled_negatives_weigh_for_those_left_out():
     n = 20_000
     keys = np.arange(n) * 7 + 3

@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
 DEFAULT_BATCH_SIZE = 1024
+_CALLS_AHEAD = 6  # calls being trained, queued, prepared and read, of streams that queue no more of them
 
 
 CountedRows = Callable[[Sequence[np.ndarray]], Sequence["np.ndarray | None"]]
@@ -203,6 +204,7 @@ class StreamSource(Source):
 
     def _poll(self, max_rows: int) -> Batch | None:
         """Return up to `max_rows` trainable rows; an empty batch if all are bad."""
+        self.stream.rows_ahead = _CALLS_AHEAD * self.ahead * self.batch_size
         batch = self.stream.poll((1 << 30) if self.whole_items else max_rows, POLL_SECONDS)
         if batch is not None and self._transform is not None:
             batch = self._transform(batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 PARTITION = "iterable"
 _STATE = "@state"
 _EMPTY_LISTS = np.dtype(object)  # dtype of a column that has only empty lists
-_MAX_STATES = 65_536  # states kept for items read but not yet trained on; prefetching reads far fewer items ahead
+_MAX_STATES = 65_536  # states kept for items read but not yet trained on, or `rows_ahead` of them if that is more
 _NOTHING: np.ndarray = np.array(None)  # a value that a row lacks
 
 
@@ -103,7 +104,9 @@ class IterableStream(BufferedStream):
         if self._is_dataset:
             with seeded(current_seed() or 0):  # without a seed, a pipeline would shuffle anew, and no position hold
                 return iter(source.create_dict_iterator(num_epochs=1, output_numpy=True))
-        return iter(source() if callable(source) and not isinstance(source, Iterable) else source)
+        made = source() if callable(source) and not isinstance(source, Iterable) else source
+        with seeded(current_seed() or 0) if hasattr(made, "create_dict_iterator") else contextlib.nullcontext():
+            return iter(made)
 
     @property
     def _is_one_shot(self) -> bool:
@@ -144,7 +147,7 @@ class IterableStream(BufferedStream):
         if self._stateful and self._item not in self._states:
             with self._lock:
                 self._states[self._item] = copy.deepcopy(self._source.state_dict())
-                if len(self._states) > _MAX_STATES:
+                if len(self._states) > max(_MAX_STATES, self.rows_ahead):
                     del self._states[next(iter(self._states))]
         try:
             item = next(self._iterator)

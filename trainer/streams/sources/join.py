@@ -38,7 +38,7 @@ from .pending import (
 PARTITION = "join"
 _STATE = "@state"
 _POLL_SECONDS = 0.05
-# `resolve` accepts positions at most this many returned rows ago; prefetching reads fewer rows ahead.
+# `resolve` accepts positions at most this many returned rows ago, or `rows_ahead` of them if that is more.
 _KEPT_ROWS = 131_072
 # expired_rows: impressions without an outcome at their limit. repeated_rows: impressions whose key was seen before.
 # dropped_rows: impressions beyond `max_waiting`. repeated_outcomes: outcomes of an impression that already has one.
@@ -146,8 +146,8 @@ class DelayedLabelJoin(BufferedStream):
         self._rows = PendingRows()
         self._waiting = WaitingImpressions()
         self._outcomes = OutcomeBuffer()
-        self._returned = 0
-        self._round_starts: deque[tuple[int, int]] = deque()  # (round, rows returned before it)
+        self._emitted = 0  # rows of all rounds
+        self._round_starts: deque[tuple[int, int]] = deque()  # (round, rows emitted before it)
         self._flushed = False
         self._input_states: dict[int, dict[str, Any]] = {} if input_state is None else {round_number - 1: input_state}
         self._position = {PARTITION: Cursor(round_number).to_json()}
@@ -298,10 +298,11 @@ class DelayedLabelJoin(BufferedStream):
         self._push(self._labelled_batch(columns, times[keep], labels[keep], self._round, 0))
         self._input_states[self._round] = self._input_state()
         self._round += 1
-        self._returned += int(keep.sum())
-        self._round_starts.append((self._round, self._returned))
-        if self._returned - self._round_starts[0][1] > 2 * _KEPT_ROWS:
-            while self._returned - self._round_starts[0][1] > _KEPT_ROWS:
+        self._emitted += int(keep.sum())
+        self._round_starts.append((self._round, self._emitted))
+        returned, kept = self._emitted - self._ready_rows, max(_KEPT_ROWS, self.rows_ahead)
+        if returned - self._round_starts[0][1] > 2 * kept:
+            while returned - self._round_starts[0][1] > kept:
                 self._round_starts.popleft()
             self._discard_before(self._round_starts[0][0])
 
