@@ -21,6 +21,7 @@ from ..errors import DataError, StreamError, did_you_mean
 
 Offset = int | str
 Position = dict[str, Any]
+STATE = "@state"  # key under which `Stream.resolve` adds the state of a join or of a user's iterable to a position
 
 
 @dataclass(frozen=True, slots=True)

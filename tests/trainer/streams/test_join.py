@@ -206,6 +206,25 @@ def test_many_rows_that_leave_at_once_do_not_make_the_position_before_them_unkno
     assert sorted(seen + read(resumed).columns["user"].tolist()) == users.tolist()
 
 
+def test_a_join_of_a_join_resumes_again(read):
+    users = np.arange(60)
+
+    def joined():
+        tables = [{"user": users[::n], "ts": users[::n] * 3.0 + n} for n in (1, 2, 3)]
+        shown, clicked, bought = (ReplayStream(table, event_time="ts") for table in tables)
+        clicks = DelayedLabelJoin(shown, clicked, "user", WITHIN, label="clicked", weight="click_weight")
+        return DelayedLabelJoin(clicks, bought, "user", WITHIN)
+
+    whole = read(joined())
+    one, seen = joined(), []
+    for _ in range(4):
+        position = json.loads(json.dumps(one.resolve(one.position())))
+        one = joined()
+        one.seek(position)
+        seen += read(one, rows=11).columns["user"].tolist()
+    assert seen + read(one).columns["user"].tolist() == whole.columns["user"].tolist()
+
+
 def test_sampled_negatives_weigh_for_those_left_out():
     n = 20_000
     keys = np.arange(n) * 7 + 3

@@ -18,7 +18,7 @@ from ...checks import choice, refuse
 from ...errors import DataError, StreamError
 from ...mindspore_internals.pipelines import current_seed, seeded
 from ..base import BufferedStream, Sharing
-from ..batch import Batch, Cursor, Position, Span, columns_of, cursors_of, is_frame
+from ..batch import STATE, Batch, Cursor, Position, Span, columns_of, cursors_of, is_frame
 from ..dead_letter import DeadLetter
 from ..formats.column import event_times
 from ..formats.ragged_column import Ragged, rows_of
@@ -26,7 +26,6 @@ from ..formats.ragged_column import Ragged, rows_of
 logger = logging.getLogger(__name__)
 
 PARTITION = "iterable"
-_STATE = "@state"
 _EMPTY_LISTS = np.dtype(object)  # dtype of a column that has only empty lists
 _MAX_STATES = 65_536  # states kept for items read but not yet trained on, or `rows_ahead` of them if that is more
 _NOTHING: np.ndarray = np.array(None)  # a value that a row lacks
@@ -290,7 +289,7 @@ class IterableStream(BufferedStream):
             self._clear()
             self._ended, self._deferred_error = False, None
             if self._stateful:
-                self._restore_state(item, position.get(_STATE))
+                self._restore_state(item, position.get(STATE))
             else:
                 if not self._is_one_shot:
                     self._iterator, self._item = None, 0
@@ -314,7 +313,7 @@ class IterableStream(BufferedStream):
 
     def resolve(self, position: Position) -> Position:
         """Return `position` with the source's state at that item, if it has states."""
-        if not self._stateful:
+        if not self._stateful or STATE in position:
             return position
         item = int(Cursor.of(position[PARTITION]).offset) if PARTITION in position else 0
         with self._lock:
@@ -323,4 +322,4 @@ class IterableStream(BufferedStream):
             if item not in self._states:
                 raise StreamError(f"the state of the iterable at item {item} is no longer known")
             self._states = {number: state for number, state in self._states.items() if number >= item}
-            return {**position, _STATE: copy.deepcopy(self._states[item])}
+            return {**position, STATE: copy.deepcopy(self._states[item])}

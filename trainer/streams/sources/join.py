@@ -22,7 +22,7 @@ import numpy as np
 from ... import checks
 from ...errors import DataError, StreamError
 from ..base import BufferedStream, Stream
-from ..batch import Batch, Cursor, Position, Span, cursors_of
+from ..batch import STATE, Batch, Cursor, Position, Span, cursors_of
 from ..formats.schema import Schema
 from .pending import (
     Outcome,
@@ -36,7 +36,6 @@ from .pending import (
 )
 
 PARTITION = "join"
-_STATE = "@state"
 _POLL_SECONDS = 0.05
 # `resolve` accepts positions at most this many returned rows ago, or `rows_ahead` of them if that is more.
 _KEPT_ROWS = 131_072
@@ -327,7 +326,7 @@ class DelayedLabelJoin(BufferedStream):
         Raises:
             StreamError: the state at `position` was discarded.
         """
-        if _STATE in position:
+        if STATE in position:
             return position
         cursor = Cursor.of(position[PARTITION])
         number, row = int(cursor.offset), cursor.row
@@ -351,7 +350,7 @@ class DelayedLabelJoin(BufferedStream):
             if self.unique:
                 state["seen"] = self._seen_keys.pack(last_round)
             self._discard_before(number)
-        return {PARTITION: cursor.to_json(), _STATE: state}
+        return {PARTITION: cursor.to_json(), STATE: state}
 
     def seek(self, position: Position) -> None:
         """Continue at `position`, as returned by `resolve`.
@@ -369,7 +368,7 @@ class DelayedLabelJoin(BufferedStream):
         position = self.resolve(position)
         try:
             with self._seeking(position):
-                self._restore(cursors[PARTITION], position[_STATE])
+                self._restore(cursors[PARTITION], position[STATE])
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise StreamError(f"the position is not one of a DelayedLabelJoin, or is damaged: {error!r}") from error
 
@@ -401,8 +400,8 @@ class DelayedLabelJoin(BufferedStream):
 
     def commit(self, position: Position) -> None:
         """Commit both streams at their positions in a resolved `position`."""
-        if _STATE in position:
-            for side, at in zip(self._sides, position[_STATE]["positions"], strict=True):
+        if STATE in position:
+            for side, at in zip(self._sides, position[STATE]["positions"], strict=True):
                 side.stream.commit(at)
 
     def lag(self) -> int | None:

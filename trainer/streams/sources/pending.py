@@ -16,7 +16,7 @@ import numpy as np
 
 from ...errors import DataError
 from ..base import Stream
-from ..batch import Batch, Position, advance, far_ahead
+from ..batch import STATE, Batch, Position, advance, far_ahead
 from ..formats.coercion import is_missing
 from .packed_columns import exact_array, pack, unpack
 
@@ -51,7 +51,8 @@ class Side:
         """Continue at `position`, before which rows were merged up to `merged_until`."""
         self.stream.seek(position)
         self.reset(merged_until)
-        self.position = position
+        # The state belongs to this position alone, and `resolve` adds it to later ones.
+        self.position = {name: value for name, value in position.items() if name != STATE}
 
     def lag(self) -> int | None:
         """Return the number of rows that are unread or unmerged, or None if unknown."""
