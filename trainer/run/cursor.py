@@ -48,6 +48,8 @@ class Cursor:
     def shared_position(self) -> dict[str, Any]:
         """Return the joint position of all processes; a collective call."""
         if self._shared is None or self._shared[0] is not self.position:
+            if self.updated is not self.position:  # first, because a stream forgets its states before `position`
+                self.updated = self.source.resolve(self.updated)
             self._shared = self.position, self.source.joint_position(self.position).to_json()
         return self._shared[1]
 

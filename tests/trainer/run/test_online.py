@@ -439,6 +439,44 @@ def test_the_label_of_a_join_is_the_column_that_it_names(table):
     assert (len(labels), sum(labels)) == (96, 32)
 
 
+def test_a_snapshot_within_an_update_leaves_the_rows_of_the_update_to_a_further_call(table, tmp_path):
+    class Source:
+        """Batches of 16 rows, every third of 8, which no two batches of an update share a call with."""
+
+        def __init__(self):
+            self.number = 0
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            first = 16 * self.number
+            if first >= 320:
+                raise StopIteration
+            self.number += 1
+            return {name: table[name][first : first + (16 if self.number % 3 else 8)] for name in ("features", "label")}
+
+        def state_dict(self):
+            return {"number": self.number}
+
+        def load_state_dict(self, state):
+            self.number = state["number"]
+
+    def save_within_an_update(trainer):
+        if trainer.position["batch"] == 3:
+            trainer.save(tmp_path)
+            trainer.stop("enough")
+
+    trainer, stream = make(gradient_accumulation_steps=2), IterableStream(Source())
+    trainer.online_train(stream, [LambdaCallback(on_train_step_end=save_within_an_update)])
+    assert "fill" in json.loads((tmp_path / "step_00000001" / "state.json").read_text())["loop"]["position"]
+    trainer.online_train(stream, [])
+    whole = make(gradient_accumulation_steps=2)
+    whole.online_train(IterableStream(Source()), [])
+    assert trainer.state.progress.samples_seen == whole.state.progress.samples_seen
+    np.testing.assert_array_equal(weights(trainer), weights(whole))
+
+
 def test_a_join_keeps_its_state_for_as_many_rows_as_are_read_ahead(table, tmp_path, monkeypatch):
     monkeypatch.setattr("trainer.streams.sources.join._KEPT_ROWS", 16)
     monkeypatch.setattr("trainer.streams.sources.pending._READ_ROWS", 8)
