@@ -156,6 +156,30 @@ def test_keys_that_are_bytes_on_one_side_meet_those_that_are_text(read, dtype):
     }
 
 
+def test_times_of_other_units_meet_and_labels_may_have_the_shape_of_a_loss(read):
+    days = np.array(["2024-01-01", "2024-01-02", "NaT"], "M8[ns]")
+    acted = {"user": np.array(["2024-01-02", "NaT"], "M8[D]"), "ts": np.array([1.5, 1.6])}
+    acted["label"] = np.array([[0.5], [1.0]])
+    labelled = read(of_frames({"user": days, "ts": np.array([0.0, 1.0, 1.2])}, acted))
+    assert dict(zip(labelled.columns["user"].tolist(), labelled.columns["label"].tolist(), strict=True)) == {
+        days[0].item(): 0,
+        days[1].item(): 0.5,
+        None: 0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (np.array([2.0**60, np.nan]), "of the outcomes of a join holds floats too large to be exact integers"),
+        (np.array([[1], [2]]), r"takes one key per row; received rows of shape \[1\]"),
+    ],
+)
+def test_keys_that_could_match_nothing_are_refused(read, keys, said):
+    with pytest.raises(DataError, match=said):
+        read(of_frames({"user": np.array([2**60 + 1, 1]), "ts": np.arange(2.0)}, {"user": keys, "ts": np.arange(2.0)}))
+
+
 def test_objects_that_a_checkpoint_cannot_hold_are_named():
     shown = {"user": np.arange(2), "day": np.array([date(2024, 1, 1)] * 2, object), "ts": np.array([0.0, 0.2])}
     joined = of_frames(shown, {"user": np.array([0]), "ts": np.array([0.5])})

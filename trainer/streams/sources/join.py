@@ -219,6 +219,7 @@ class DelayedLabelJoin(BufferedStream):
         values = [1.0] * len(times)
         if outcomes is not None and self.label in outcomes.columns:
             labels = outcomes.columns[self.label].astype(float)
+            labels = labels.reshape(-1) if labels.shape[1:] == (1,) else labels
             if not np.isfinite(labels).all():
                 raise DataError(
                     f"column {self.label!r} of the outcomes of a join holds NaN or infinity: drop such rows"

@@ -17,7 +17,7 @@ import numpy as np
 from ...errors import DataError
 from ..base import Stream
 from ..batch import STATE, Batch, Position, advance, far_ahead
-from ..formats.coercion import is_missing
+from ..formats.coercion import EXACT, is_missing
 from .packed_columns import exact_array, pack, unpack
 
 _WAITING = -1
@@ -70,7 +70,7 @@ class Side:
         if self.key not in batch.columns or not np.isfinite(times).all():
             missing = self.key if np.isfinite(times).all() else "event time"
             raise DataError(f"the {self.name} of a join need {missing!r} in each row; received {list(batch.columns)}")
-        keys = batch.columns[self.key]
+        keys = _checked_keys(batch.columns[self.key], f"column {self.key!r} of the {self.name} of a join")
         self.has_text_keys = _are_texts(keys.tolist()) if keys.dtype.kind == "O" else keys.dtype.kind in "US"
         if self.stream.schema is None:  # a stream with a schema has removed such rows already
             for reason in far_ahead(times, self.stream.max_future).values():
@@ -113,11 +113,25 @@ class Side:
 
 def keys_of(column: np.ndarray) -> list[Any]:
     """Return the keys of rows; bytes become text, a missing key a NaN of its own."""
-    keys = column.tolist()
-    if column.dtype.kind not in "OS":
+    keys = (column.astype("M8[ns]") if column.dtype.kind == "M" else column).tolist()
+    if column.dtype.kind == "M":
+        keys = [None if absent else key for key, absent in zip(keys, np.isnat(column).tolist(), strict=True)]
+    elif column.dtype.kind not in "OS":
         return keys
     keys = [key.decode("utf-8", "surrogateescape") if isinstance(key, bytes) else key for key in keys]
     return [float("nan") if is_missing(key) else key for key in keys]
+
+
+def _checked_keys(keys: Any, what: str) -> Any:
+    """Return keys, one per row; raise DataError if they cannot equal the other side's."""
+    if keys.ndim != 1:
+        raise DataError(f"{what} takes one key per row; received rows of shape {list(keys.shape[1:])}")
+    if keys.dtype.kind == "f" and (np.abs(keys) >= EXACT).any():
+        raise DataError(
+            f"{what} holds floats too large to be exact integers, as pandas makes of integers beside missing values: "
+            "read them as integers (dtype Int64) or as text"
+        )
+    return keys
 
 
 def _are_texts(keys: list[Any]) -> bool | None:
