@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from trainer.checks import boolean, number, whole
+from trainer.checks import any_number, boolean, number, whole
 from trainer.errors import ConfigurationError
 
 from .callback import Trainer
@@ -88,6 +89,7 @@ class EarlyStopping(Patience):
     def _clear(self) -> None:
         super()._clear()
         self._has_stopped_run = False
+        self._latest: tuple[float, bool] | None = None  # the latest measurement, and whether it was an improvement
         self._weights: list[np.ndarray] | None = None
         self._calibration: dict[str, Any] | None = None
 
@@ -100,6 +102,9 @@ class EarlyStopping(Patience):
                 f"({', '.join(sparse)}), only the network's weights; use "
                 f"ModelCheckpoint(folder, monitor={self.monitor!r}, restore_best=True), which restores both"
             )
+        # The resumed run may have stopped at its snapshot; a stream is resumed for the rows that have come since.
+        if self._latest is not None and trainer.state.phase == "fit":
+            self._stop_if_due(trainer, *self._latest, self.wait >= self.patience)
 
     def handle_measurement(self, trainer: Trainer, value: float, improved: bool) -> None:
         if improved and self.restore_best:
@@ -108,7 +113,11 @@ class EarlyStopping(Patience):
                 self._weights = [parameter.asnumpy().copy() for parameter in _parameters(trainer)]
             self._calibration = None if trainer.calibrator is None else trainer.calibrator.state_dict()
         beats_baseline = self.baseline is None or self.watched.better(value, self.baseline)
-        is_exhausted = self.out_of_patience(improved and beats_baseline)
+        self._latest = value, improved
+        self._stop_if_due(trainer, value, improved, self.out_of_patience(improved and beats_baseline))
+
+    def _stop_if_due(self, trainer: Trainer, value: float, improved: bool, is_exhausted: bool) -> None:
+        """Stop the run if this measurement gives a reason."""
         best = "no value" if self.best is None else f"best {self.best:.6g} at step {self.best_step}"
         label, lower_is_better = self.watched.name, self.watched.mode == "min"
         target, limit = self.stopping_threshold, self.divergence_threshold
@@ -132,6 +141,15 @@ class EarlyStopping(Patience):
         epoch += trainer.state.first_epoch - trainer.base["epoch"]  # counted from where the call began, as in Keras
         if not self.start_from_epoch or epoch >= self.start_from_epoch:
             super()._measure(hook, trainer)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "latest": None if self._latest is None else list(self._latest)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        latest = state.get("latest")  # not in snapshots of earlier releases
+        is_known = latest is not None and state.get("monitor", self.monitor) == self.monitor
+        self._latest = (any_number("latest", latest[0]), latest[1] is True) if is_known else None
 
     def teardown(self, trainer: Trainer) -> None:
         """Restore the best weights if requested.

@@ -89,6 +89,22 @@ def test_the_patience_used_up_survives_a_resume(fit):
     assert (other.best, other.best_step, other.wait) == (None, None, 0)
 
 
+@pytest.mark.parametrize(
+    ("stopping", "more"),
+    [({"patience": 2}, {"patience": 3}), ({"stopping_threshold": 0.0}, {"stopping_threshold": 0.95})],
+)
+def test_a_run_that_it_has_ended_is_not_trained_on_by_a_resume(fit, tmp_path, stopping, more):
+    def run(options, **resume):
+        scores = feed([0.9, 0.1, 0.2])
+        return fit(scores, EarlyStopping("val_auc", **options), ModelCheckpoint(tmp_path), epochs=5, **resume)
+
+    stopped = run(stopping).state
+    ended = stopped.progress.epoch, stopped.stop_reason
+    resumed = run(stopping, resume=tmp_path).state
+    assert (resumed.progress.epoch, resumed.stop_reason) == ended
+    assert run(more, resume=tmp_path).state.progress.epoch > ended[0]
+
+
 def test_the_training_loss_and_a_window_metric_can_be_watched(fit, online):
     trainer = fit(EarlyStopping("loss", patience=1, min_delta=100.0), epochs=5, valid=False)
     assert trainer.state.progress.epoch == 2

@@ -69,9 +69,9 @@ def test_a_finished_run_has_the_best_weights_and_a_longer_one_goes_on_from_the_l
 
 
 def test_what_a_run_begins_with_is_kept_where_it_is_best(fit, tmp_path):
-    def callbacks(values):
+    def callbacks(values, patience=2):
         checkpoint = ModelCheckpoint(monitor="val_auc", restore_best=True)
-        return scores(values), EarlyStopping("val_auc", patience=2), checkpoint
+        return scores(values), EarlyStopping("val_auc", patience=patience), checkpoint
 
     seen = []
     note = LambdaCallback(on_eval_end=lambda trainer: seen.append(weights(trainer)), order=-1)
@@ -80,7 +80,7 @@ def test_what_a_run_begins_with_is_kept_where_it_is_best(fit, tmp_path):
     assert weights(trainer) == seen[0] != seen[2]
     assert names(tmp_path / "checkpoints") == ["step_00000000", "step_00000008", "step_00000016"]
     assert (tmp_path / "checkpoints" / "best").read_text().strip() == "step_00000000"
-    resumed = fit(*callbacks([0.95]), epochs=3, valid_on_start=True, resume=tmp_path / "checkpoints")
+    resumed = fit(*callbacks([0.95], patience=3), epochs=3, valid_on_start=True, resume=tmp_path / "checkpoints")
     assert resumed.history.steps["val_auc"] == [0, 8, 16, 24]  # the resumed run did not begin with a validation
     assert (tmp_path / "checkpoints" / "best").read_text().strip() == "step_00000024"
     with pytest.raises(ConfigurationError, match=r"valid_on_start=True.*valid_dataset"):
