@@ -148,8 +148,9 @@ class EarlyStopping(Patience):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         latest = state.get("latest")  # not in snapshots of earlier releases
-        is_known = latest is not None and state.get("monitor", self.monitor) == self.monitor
-        self._latest = (any_number("latest", latest[0]), latest[1] is True) if is_known else None
+        self._latest = None
+        if latest is not None and state.get("monitor", self.monitor) == self.monitor:
+            self._latest = any_number("latest", latest[0]), latest[1] is True
 
     def teardown(self, trainer: Trainer) -> None:
         """Restore the best weights if requested.

@@ -13,12 +13,12 @@ from typing import Any
 
 import mindspore
 import numpy as np
-from mindspore import Parameter, nn
+from mindspore import Parameter, amp, nn
 
 from ..checks import any_number, whole
 from ..distributed.exchange import BEFORE
 from ..errors import CheckpointError, TrainerError
-from ..mindspore_internals.cell_structure import parameters_of
+from ..mindspore_internals.cell_structure import cells_and_names, parameters_of
 from ..mindspore_internals.shared_memory import overwrite
 from .ckpt_files import compare
 from .content import AVERAGES, Content, Cursor
@@ -34,6 +34,7 @@ ACCUMULATION = "window"  # group of gradients, in snapshots taken inside an accu
 NOT_OF_THE_STEP = (BEFORE, AVERAGES)  # name prefixes of the step's parameters that snapshots do not contain
 # Releases up to 0.6 named a list of optimizers once for each Trainer that was made with them.
 _REPEATED_GROUP = re.compile(r"^(group_\d+\.)(?:group_\d+\.)+")
+OWN_SCALER = "scaler_of."  # prefix of the loss scalers of a user's training step
 DROPOUT_COUNTER = "dropout_forwards"  # suffix of the counters of stateless dropout
 
 
@@ -50,11 +51,23 @@ def named_parameters(content: Content) -> dict[str, dict[str, Parameter]]:
             if id(parameter) not in seen and not parameter.name.startswith(NOT_OF_THE_STEP):
                 seen.add(id(parameter))
                 groups[group][parameter.name] = parameter
-    scaler = content.scaler
-    for name, value in vars(scaler).items() if scaler is not None else ():
-        if isinstance(value, Parameter) and id(value) not in seen:
-            groups[STEP][f"scaler.{name}"] = value
+    for prefix, scaler in {"scaler": content.scaler, **_own_scalers(content)}.items():
+        for name, value in vars(scaler).items() if scaler is not None else ():
+            if isinstance(value, Parameter) and id(value) not in seen:
+                groups[STEP][f"{prefix}.{name}"] = value
     return groups
+
+
+def _own_scalers(content: Content) -> dict[str, amp.LossScaler]:
+    """Return the loss scalers of a user's training step by name; they are no cells."""
+    if content.optimizer is not None:
+        return {}
+    return {
+        f"{OWN_SCALER}{path}.{name}": value
+        for path, cell in cells_and_names(content.network)
+        for name, value in vars(cell).items()
+        if isinstance(value, amp.LossScaler)
+    }
 
 
 def take(content: Content, files: Parts | None = None) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
@@ -98,7 +111,10 @@ def match_tensors(
     expected = named_parameters(content)
     if weights_only:
         expected = {MODEL: expected[MODEL]} | _of_loss(content, groups)
-    elif ACCUMULATION in groups:
+    else:  # releases up to 0.6 did not save the scalers of a user's training step
+        own = {name for name in expected[STEP] if name.startswith(OWN_SCALER)} - set(groups.get(STEP, {}))
+        expected[STEP] = {name: parameter for name, parameter in expected[STEP].items() if name not in own}
+    if not weights_only and ACCUMULATION in groups:
         expected[ACCUMULATION] = dict(content.accumulation.parameters())
     saved: dict[str, Mapping[str, Any]] = {group: groups.get(group, {}) for group in expected}
     if OPTIMIZER in saved:

@@ -263,6 +263,7 @@ class Saver:
         if path.suffix == ".ckpt":
             weights = {capture.MODEL: load_ckpt(path)}
             capture.assign(capture.match_tensors(content, weights, strict=strict, weights_only=True))
+            self._owner.warn_of_no_rows(path)
             return None
         snapshot = (checkpoint.find if cursor is None else self._find_together)(snapshots_of(path))
         groups = groups_of(snapshot)

@@ -14,7 +14,13 @@ from ..embedding.layers.embedding_cells import embedding_cells
 from ..errors import ConfigurationError
 from ..metrics.loss import Loss
 from ..mindspore_internals import cpu_kernels, device
-from ..mindspore_internals.cell_structure import cells_and_names, children_of, parameters_of, trainable_parameters
+from ..mindspore_internals.cell_structure import (
+    cells_and_names,
+    children_of,
+    moving_statistics,
+    parameters_of,
+    trainable_parameters,
+)
 from .denominators import ROWS, denominator_of, name_of
 from .dropout import repeatable
 from .multi_task import MultiTaskLoss
@@ -63,6 +69,20 @@ def check_network(network: Any, loss_fn: Any, optimizer: Any, eval_network: Any)
         raise ConfigurationError(
             "optimizer: it has none of the network's parameters; build it from network.trainable_params() of the "
             "network that is trained"
+        )
+
+
+def warn_of_frozen(network: nn.Cell, optimizer: nn.Cell | None) -> None:
+    """Warn of frozen parameters that the optimizer trains all the same."""
+    statistics = {id(parameter) for parameter in moving_statistics(network)}
+    held = () if optimizer is None else optimizer.parameters
+    frozen = [parameter.name for parameter in held if not (parameter.requires_grad or id(parameter) in statistics)]
+    if frozen:
+        logger.warning(
+            "%s%s: requires_grad is False, but the optimizer was made with it and trains it; make the optimizer of "
+            "trainable_params() after freezing, and a new Trainer",
+            ", ".join(frozen[:3]),
+            f" and {len(frozen) - 3} more" if len(frozen) > 3 else "",
         )
 
 

@@ -22,6 +22,7 @@ from ..distributed.agreement import StopHooks, agree_to_continue, agree_to_stop
 from ..distributed.dense_state import broadcast_parameters, check_training_step
 from ..graph.dropout import repeatable
 from ..graph.graph_call import TrainRunner
+from ..graph.network_checks import warn_of_frozen
 from ..graph.program import StepOptions
 from ..mindspore_internals.cell_structure import parameters_of
 from ..mindspore_internals.operator_times import OperatorProfile
@@ -329,6 +330,7 @@ def train(
         check_settings(trainer, feed.source, {"epochs": epochs, "max_steps": max_steps, **progress})
         trainer.group.connect()  # required before the first graph that sums over processes
         warn_of_own_statistics(trainer.network, trainer.group)
+        warn_of_frozen(trainer.network, trainer.optimizer)
         cells = [cell for cell in (trainer.network, trainer.loss_fn, trainer.optimizer) if isinstance(cell, nn.Cell)]
         trained = {id(parameter): parameter for cell in cells for parameter in parameters_of(cell)}  # no duplicates
         broadcast_parameters(trainer.group, list(trained.values()))

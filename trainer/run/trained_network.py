@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from ..embedding.layers.embedding import Embedding
     from ..features.features import Features
     from ..metrics.calibrator import Calibrator
+
+logger = logging.getLogger(__name__)
 
 
 class TrainedNetwork:
@@ -244,6 +247,11 @@ class TrainedNetwork:
                 f"the snapshot was saved before the first data and has no rows of the sparse tables {sparse}, which "
                 "have been trained since; load it into a new Trainer; strict=False loads the parameters alone"
             )
+
+    def warn_of_no_rows(self, path: Path) -> None:
+        """Warn that the rows of sparse tables are not in a file of weights."""
+        if sparse := sorted({cell.spec.name for cell in self._sparse_cells}):
+            logger.warning("%s has no rows of the sparse tables %s; they stay as they are", path, ", ".join(sparse))
 
     @property
     def _sparse_cells(self) -> list[Embedding]:

@@ -181,6 +181,8 @@ class TrainerBase(TrainedNetwork):
         self._check_tables_restored("init_from")
         path = local_snapshot(path, self.group) or path
         init_from(self.snapshot_content(), self.features, path, parameter_map, strict=strict)
+        if Path(path).suffix == ".ckpt":
+            self.warn_of_no_rows(Path(path))
         self._forget_snapshot()
         if self.builder.average is not None:
             self.builder.average.restart()

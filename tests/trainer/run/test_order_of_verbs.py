@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from mindspore import Parameter, Tensor, load_param_into_net, nn, ops
+from mindspore import Parameter, Tensor, load_param_into_net, nn, ops, save_checkpoint
 
 from callbacks import LambdaCallback, SkipNonFinite
 from trainer import Trainer
@@ -167,3 +167,27 @@ def test_parameters_that_a_callback_replaces_are_trained_on(hook, sink_size, acc
 
     assert trained(ops.assign) == trained(Parameter.set_data)
     assert ("a callback replaced parameters" in caplog.text) == (hook == "on_train_step_end")
+
+
+def test_what_stays_as_it_was_is_named(tmp_path, caplog):
+    """Rows that a file of weights has not, the rule of rows that another Trainer trained, frozen parameters."""
+    own = table_trainer()
+    own.fit(IDS, callbacks=[])
+    assert not caplog.messages
+    path = tmp_path / "weights.ckpt"
+    save_checkpoint(own.network, str(path))
+    for verb in (own.load, own.init_from):
+        verb(path)
+        assert caplog.messages.pop() == f"{path} has no rows of the sparse tables ids; they stay as they are"
+        caplog.clear()
+    net = own.network
+    Trainer(net, nn.MSELoss(), nn.Adam(net.trainable_params(), 0.1)).fit(IDS, callbacks=[])
+    assert not caplog.messages
+    optimizer = nn.SGD(net.trainable_params(), 0.1)
+    net.head.weight.requires_grad = False
+    Trainer(net, nn.MSELoss(), optimizer).fit(IDS, callbacks=[])
+    rule, frozen = caplog.messages
+    assert rule.startswith(
+        "table 'ids' is trained by the RowAdam of the Trainer that trained it first, not by a RowSGD"
+    )
+    assert frozen.startswith("head.weight: requires_grad is False, but the optimizer was made with it and trains it")

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from mindspore import nn, ops
+from mindspore import amp, nn, ops
 
-from trainer import ModelCheckpoint, SkipNonFinite, TerminateOnNaN, Trainer
+from trainer import LambdaCallback, ModelCheckpoint, SkipNonFinite, TerminateOnNaN, Trainer
 from trainer.errors import ConfigurationError
 
 DATA = {name: np.random.default_rng(0).normal(size=(16, n)).astype(np.float32) for name, n in (("x", 3), ("z", 2))}
@@ -52,6 +52,44 @@ def test_both_networks_learn_step_by_step_and_sunk(tmp_path):
         unchanged = [p.name for p in game.trainable_params() if (p.asnumpy() == before[p.name]).all()]
         assert unchanged == ["critic.learning_rate", "generator.learning_rate"]
     assert (tmp_path / "True" / "last").exists()
+
+
+class Scaled(nn.Cell):
+    """A training step with a loss scale of its own."""
+
+    def __init__(self):
+        super().__init__(auto_prefix=False)
+        self.network, self.loss = nn.Dense(3, 1), nn.MSELoss()
+        self.optimizer = nn.SGD(self.network.trainable_params(), 0.01)
+        self.scaler = amp.DynamicLossScaler(2.0**10, 2, 3)
+        self.gradient = ops.value_and_grad(self.scaled_loss, None, self.optimizer.parameters)
+
+    def scaled_loss(self, x):
+        return self.scaler.scale(self.loss(self.network(x), x[:, :1]))
+
+    def construct(self, x):
+        loss, gradients = self.gradient(x)
+        gradients = self.scaler.unscale(gradients)
+        loss = ops.depend(loss, self.scaler.adjust(amp.all_finite(gradients)))
+        return self.scaler.unscale(ops.depend(loss, self.optimizer(gradients)))
+
+
+@pytest.mark.parametrize("release", ["0.6", "this"])
+def test_a_loss_scale_of_the_cell_goes_on_after_a_resume(tmp_path, release):
+    step, data = Scaled(), {"x": DATA["x"]}
+    trainer = Trainer(step)
+    trainer.fit(data, 2, callbacks=[], batch_size=4)
+    if release == "0.6":  # which left it out
+        scaler, step.scaler = step.scaler, None
+        trainer.save(tmp_path)
+        step.scaler = scaler
+    else:
+        trainer.save(tmp_path)
+    assert (step.scaler.scale_value.item(), step.scaler.counter.item()) == (2.0**12, 2)
+    again, seen = Scaled(), []
+    note = LambdaCallback(on_train_begin=lambda _: seen.append(again.scaler.scale_value.item()))
+    Trainer(again).fit(data, 3, callbacks=[note], batch_size=4, resume=tmp_path)
+    assert seen == [2.0**12 if release == "this" else 2.0**10]
 
 
 def test_names_that_clash_and_amp_levels_are_refused_with_the_cure():

@@ -74,10 +74,17 @@ class SparseTables(nn.Cell):
         optimizers: list[RowOptimizer | None] = []
         for cell in heads:
             optimizer = cell.row_optimizer or cell.host.optimizer
-            if optimizer is None and dense_optimizer is not None:
+            if cell.row_optimizer is None and dense_optimizer is not None:
                 from .row_optimizers import row_optimizer_like  # imports Numba
 
-                optimizer = row_optimizer_like(dense_optimizer)
+                own = row_optimizer_like(dense_optimizer)
+                if optimizer is not None and optimizer.settings() != own.settings():
+                    _logger.warning(
+                        "table %r is trained by the %s of the Trainer that trained it first, not by a %s as the dense "
+                        "parameters; Embedding(optimizer=...) chooses one for all",
+                        *(cell.spec.name, type(optimizer).__name__, type(own).__name__),
+                    )
+                optimizer = optimizer or own
             self.tables[cell.spec.name] = cell.host_table(optimizer, Shards(group.rank, group.size))
             # Without an optimizer the rows are only read and have no slots.
             optimizers.append(cell.host.optimizer)
