@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, DataError
 from ..native.memory import bucket
 from ..streams.formats.ragged_column import Ragged
 
@@ -92,6 +92,8 @@ class ListTypes:
             elif column.dtype != object:  # else all lists are empty Python lists
                 self._note(index, name, column.values.shape[1:], column.dtype)
             else:
+                if column.lengths.any():
+                    raise DataError(f"column {name!r}: its lists hold values of several types, or missing ones")
                 if index not in self._known:
                     self.assumed.add(name)
                 values = self._known.get(index, np.empty(0, self._default()))

@@ -16,7 +16,7 @@ from ..checkpoint import strict_json
 from ..data.ragged import Ragged, RaggedInput, data_arguments
 from ..embedding.planning.fixed_reads import FixedReads
 from ..embedding.planning.layout import FieldMap, read_layout
-from ..embedding.tables.hashing import ids_of_rows
+from ..embedding.tables.hashing import ids_of_rows, to_ids
 from ..embedding.tables.spec import TableSpec
 from ..embedding.tables.table import SparseTable
 from ..errors import DataError
@@ -26,6 +26,8 @@ from ..metrics.predictions import activate, activate_outputs
 from ..mindspore_internals.cell_structure import parameters_of
 from ..mindspore_internals.compilation import compile_lock
 from ..mindspore_internals.shared_memory import HostMirror, overwrite
+from ..streams.formats.coercion import whole_numbers
+from ..streams.formats.ragged_column import text_only
 from .graph_export import GRAPH_JSON, NETWORK, program_file
 from .published import Current
 from .published_items import PublishedItems
@@ -231,15 +233,29 @@ def _validated(graph: ServedGraph, batch: Any) -> list[Any]:
             column = Ragged.of(column, **options).cut()
             shape = ["lists"]
         else:
-            column, shape = np.asarray(column), shapes[index]
+            column, shape = text_only(column, np.asarray(column)), shapes[index]
         wrong = name not in graph.ragged and list(column.shape[1:]) != shape
         if wrong or not len(column) or len(column) != len(columns[0] if columns else column):
             raise DataError(f"column {name} must be [n{''.join(f', {s}' for s in shape)}]; received {column.shape}")
-        dtype = graph.description["dtypes"][index]
-        if column.dtype.kind == "O":  # all lists are empty, so the dtype is unknown
-            column = column.astype("U1" if column.padding == "" else dtype)
-        columns.append(column.astype(dtype) if column.dtype.kind == "f" else column)
+        columns.append(_typed(name, column, np.dtype(graph.description["dtypes"][index])))
     return columns
+
+
+def _typed(name: str, column: Any, dtype: np.dtype) -> Any:
+    """Return a column in a type that the network takes, with all its values."""
+    if isinstance(column, Ragged) and not len(column[:].values):  # the dtype of empty lists is unknown
+        return column.astype("U1" if column.padding == "" else dtype)
+    if column.dtype.kind == "O":
+        if isinstance(column, Ragged) or dtype.kind not in "iu":
+            accepted = "text" if isinstance(column, Ragged) and column.padding == "" else dtype
+            raise DataError(f"column {name!r} takes {accepted}; received values of several types, or missing ones")
+        return to_ids(column, f"column {name!r}")
+    if column.dtype.kind == "f" and dtype.kind in "iu":
+        values = column[:].values if isinstance(column, Ragged) else column
+        whole = whole_numbers(values.reshape(-1))
+        if whole is None or whole[1].any():
+            raise DataError(f"column {name!r} takes {dtype}; received fractions or missing values")
+    return column.astype(dtype) if column.dtype.kind == "f" else column
 
 
 def _slice_rows(graph: ServedGraph, columns: Sequence[Any], start: int, size: int) -> list[np.ndarray]:

@@ -13,6 +13,7 @@ from trainer.data.ragged import Ragged, RaggedColumns
 from trainer.data.source import Item, Source
 from trainer.data.streaming.stream_source import ChecksummedSource
 from trainer.embedding import Embedding, EmbeddingBag
+from trainer.embedding.tables.hashing import to_ids
 from trainer.errors import ConfigurationError, DataError
 from trainer.native.memory import bucket
 
@@ -236,3 +237,37 @@ def test_short_lists_have_one_length_so_that_several_columns_do_not_multiply_pro
         assert arrays[1].sum() == size == arrays[2].sum()
     assert shapes == {((1, 6), (1, 20), (1, 20))}
     assert lengths == {1, 2, 8, 32}
+
+
+TEXTS = [["a", "b"], ["c"], [], ["a"]]
+
+
+@pytest.mark.long(but=["arrow"])
+@pytest.mark.parametrize(
+    "lists",
+    [
+        pyarrow.array(TEXTS),
+        pyarrow.chunked_array([TEXTS[:1], TEXTS[1:]]),
+        [np.array(row, object) for row in TEXTS],
+        pyarrow.table({"tags": TEXTS}).to_pandas()["tags"],
+    ],
+    ids=["arrow", "chunks", "objects", "pandas"],
+)
+def test_lists_of_text_reach_the_table_in_any_form(lists):
+    trainers = []
+    for tags in (TEXTS, lists):
+        network = TableOfHistory("sparse")
+        trainers.append(Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.1)))
+        trainers[-1].fit({"history": tags, "y": np.ones((4, 1), np.float32)}, batch_size=4, callbacks=[])
+        assert trainers[-1].tables.tables.tables["table"].lookup(to_ids(np.array(["a", "b", "c"]))).all()
+        assert trainers[-1].predict({"history": TEXTS}).tolist() == trainers[-1].predict({"history": lists}).tolist()
+
+
+@pytest.mark.parametrize(
+    "lists", [[["a", 5], ["b"]], [["a", None], ["b"]], pyarrow.array([["a", None], ["b"]])], ids=str
+)
+def test_lists_that_mix_text_with_other_values_are_refused_by_name(lists):
+    network = TableOfHistory("sparse")
+    trainer = Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.1))
+    with pytest.raises(DataError, match="column 'history': its lists hold values of several types, or missing ones"):
+        trainer.fit({"history": lists, "y": np.ones((2, 1), np.float32)}, batch_size=2, callbacks=[])

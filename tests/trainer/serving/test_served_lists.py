@@ -92,3 +92,12 @@ def test_lists_are_cut_to_the_declared_length_whatever_the_program_takes(tmp_pat
 def test_without_a_longest_row_there_is_nothing_to_publish(tmp_path):
     with pytest.raises(ConfigurationError, match="rows of column 'history' may have any length"):
         train(tmp_path)
+
+
+def test_lists_of_objects_keep_their_text_and_mixed_ones_are_refused(trained):
+    history, tags, number = rows(4, seed=3, most=3)
+    with ServedModel(trained[1], follow=False) as model:
+        expected = model.predict([history, tags, number]).tolist()
+        assert model.predict([[np.array(row, object) for row in history], tags, number]).tolist() == expected
+        with pytest.raises(DataError, match="column 'history' takes text; received values of several types"):
+            model.predict([[["film-1", None], *history[1:]], tags, number])

@@ -7,6 +7,7 @@ import weakref
 
 import mindspore as ms
 import numpy as np
+import pandas as pd
 import pytest
 from mindspore import nn, ops
 
@@ -211,3 +212,30 @@ def test_two_publishers_of_one_run_publish_every_change_each(tmp_path):
         with ServedModel(root, follow=False) as model:
             assert model.step == 4
             np.testing.assert_allclose(model.predict((users, tags, numbers)), expected, rtol=1e-5, atol=1e-6)
+
+
+class Users(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.users = Embedding(2, name="users")
+        self.top = nn.Dense(1, 1)
+
+    def construct(self, user, x):
+        return self.users(user).sum(1) + self.top(x).reshape(-1)
+
+
+@pytest.mark.parametrize("ids", [[5, 7, 5], ["a", "bc", "a"]], ids=["numbers", "text"])
+def test_ids_are_the_same_in_any_array_and_what_is_no_id_is_named(ids, tmp_path):
+    network, x = Users(), np.ones((3, 1), np.float32)
+    trainer = Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.1))
+    label = np.array([1, -1, 1], np.float32)
+    trainer.fit({"user": np.array(ids), "x": x, "y": label}, 3, batch_size=3, callbacks=[Publish(tmp_path)])
+    with ServedModel(tmp_path, follow=False) as model:
+        expected = model.predict([np.array(ids), x]).tolist()
+        for users in (ids, np.array(ids, object), pd.Series(ids), pd.Series(ids, dtype=object)):
+            assert model.predict({"user": users, "x": x}).tolist() == expected
+        for missing in (None, float("nan"), 5.5):
+            with pytest.raises(DataError, match="column 'user' "):
+                model.predict([[*ids[:2], missing], x])
+        with pytest.raises(DataError, match="column 'x' takes float32"):
+            model.predict([ids, np.array([[1.0], [None], [2.0]], object)])

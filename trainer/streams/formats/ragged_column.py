@@ -65,7 +65,7 @@ class Ragged:
         if len({part.dtype.kind == "U" for part in parts}) > 1:  # NumPy would write the numbers as texts
             parts = [part.astype(object) for part in parts]
         try:
-            values = np.concatenate(parts) if parts else _no_values(rows)
+            values = _of_one_type(np.concatenate(parts)) if parts else _no_values(rows)
         except ValueError as error:
             raise DataError(f"lists of different depths in one column: {error}") from None
         return cls(values, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), **options)
@@ -175,7 +175,19 @@ def _of_arrow(array: Any) -> tuple[np.ndarray, np.ndarray]:
         array = array.chunk(0) if hasattr(array, "chunk") else array
     lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     values = array.flatten().to_numpy(zero_copy_only=False)  # excludes values hidden under nulls
-    return values, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    return _of_one_type(values), np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+
+
+_KINDS: dict[type, str] = {str: "U", np.str_: "U", bytes: "S", bool: "b", int: "iu", float: "f"}
+
+
+def _of_one_type(values: np.ndarray) -> np.ndarray:
+    """Return Python objects of one type in that type; other arrays unchanged."""
+    types = set(map(type, values.ravel())) if values.dtype == object else set()
+    if len(types) != 1:
+        return values
+    typed = np.asarray(values.tolist())
+    return typed if typed.dtype.kind in _KINDS.get(types.pop(), "") else values
 
 
 def _no_values(rows: Any) -> np.ndarray:
