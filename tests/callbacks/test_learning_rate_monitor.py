@@ -98,3 +98,22 @@ def test_a_list_of_rates_ends_with_the_last_update(cancer):
     assert monitor.curve.values == [0.5, 0.25, 0.125, 0.0625, 0.0625]
     with pytest.raises(GraphError, match=r"list of 4 learning rates has ended.* one rate for each update"):
         trainer.fit(cancer["train"], batch_size=128, callbacks=[])
+
+
+@pytest.mark.parametrize("verb", ["resume", "rollback"])
+@pytest.mark.parametrize("optimizer", [nn.SGD, experimental.optim.SGD], ids=["nn", "experimental"])
+def test_a_reduced_rate_is_in_snapshots(verb, optimizer, cancer, tmp_path):
+    def make():
+        network = nn.Dense(30, 1)
+        return Trainer(network, nn.BCEWithLogitsLoss(), optimizer(network.trainable_params(), 0.5))
+
+    trainer = make()
+    trainer.learning_rate = 0.25
+    trainer.save(tmp_path)
+    if verb == "rollback":
+        trainer.learning_rate = 0.125
+        trainer.rollback()
+    else:
+        trainer = make()
+        trainer.fit(cancer["train"], epochs=1, batch_size=512, callbacks=[], resume=tmp_path)
+    assert trainer.learning_rate == 0.25

@@ -34,7 +34,7 @@ ACCUMULATION = "window"  # group of gradients, in snapshots taken inside an accu
 NOT_OF_THE_STEP = (BEFORE, AVERAGES)  # name prefixes of the step's parameters that snapshots do not contain
 # Releases up to 0.6 named a list of optimizers once for each Trainer that was made with them.
 _REPEATED_GROUP = re.compile(r"^(group_\d+\.)(?:group_\d+\.)+")
-OWN_SCALER = "scaler_of."  # prefix of the loss scalers of a user's training step
+UNREGISTERED = "unregistered."  # prefix of parameters that no cell has registered
 DROPOUT_COUNTER = "dropout_forwards"  # suffix of the counters of stateless dropout
 
 
@@ -51,23 +51,29 @@ def named_parameters(content: Content) -> dict[str, dict[str, Parameter]]:
             if id(parameter) not in seen and not parameter.name.startswith(NOT_OF_THE_STEP):
                 seen.add(id(parameter))
                 groups[group][parameter.name] = parameter
-    for prefix, scaler in {"scaler": content.scaler, **_own_scalers(content)}.items():
-        for name, value in vars(scaler).items() if scaler is not None else ():
-            if isinstance(value, Parameter) and id(value) not in seen:
-                groups[STEP][f"{prefix}.{name}"] = value
+    scaler = content.scaler
+    for name, value in vars(scaler).items() if scaler is not None else ():
+        if isinstance(value, Parameter) and id(value) not in seen:
+            groups[STEP][f"scaler.{name}"] = value
+    groups[STEP] |= _unregistered(content)
     return groups
 
 
-def _own_scalers(content: Content) -> dict[str, amp.LossScaler]:
-    """Return the loss scalers of a user's training step by name; they are no cells."""
-    if content.optimizer is not None:
-        return {}
-    return {
-        f"{OWN_SCALER}{path}.{name}": value
-        for path, cell in cells_and_names(content.network)
-        for name, value in vars(cell).items()
-        if isinstance(value, amp.LossScaler)
-    }
+def _unregistered(content: Content) -> dict[str, Parameter]:
+    """Return the parameters that cells hold without registering them.
+
+    These are the learning rates of `mindspore.experimental.optim`, which are in dictionaries, and the loss scalers of a
+    user's training step, which are no cells.
+    """
+    own = content.optimizer
+    found: dict[str, Any] = {}
+    for path, cell in cells_and_names(content.network) if own is None else (("optimizer", own),):
+        for place, group in enumerate(vars(cell).get("param_groups") or ()):
+            found[f"{path}.{place}.lr"] = group.get("lr") if isinstance(group, Mapping) else None
+        for name, value in vars(cell).items():
+            if isinstance(value, amp.LossScaler):
+                found |= {f"{path}.{name}.{key}": part for key, part in vars(value).items()}
+    return {f"{UNREGISTERED}{name}": value for name, value in found.items() if isinstance(value, Parameter)}
 
 
 def take(content: Content, files: Parts | None = None) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
@@ -111,8 +117,8 @@ def match_tensors(
     expected = named_parameters(content)
     if weights_only:
         expected = {MODEL: expected[MODEL]} | _of_loss(content, groups)
-    else:  # releases up to 0.6 did not save the scalers of a user's training step
-        own = {name for name in expected[STEP] if name.startswith(OWN_SCALER)} - set(groups.get(STEP, {}))
+    else:  # releases up to 0.6 did not save the unregistered ones
+        own = {name for name in expected[STEP] if name.startswith(UNREGISTERED)} - set(groups.get(STEP, {}))
         expected[STEP] = {name: parameter for name, parameter in expected[STEP].items() if name not in own}
     if not weights_only and ACCUMULATION in groups:
         expected[ACCUMULATION] = dict(content.accumulation.parameters())
