@@ -87,6 +87,17 @@ def test_a_block_that_ends_within_a_character_costs_no_byte(tmp_path, encoding):
     assert read["a"].tolist() == [*lines, *rest]
 
 
+def test_a_growing_file_may_end_within_its_byte_order_mark_or_a_character(tmp_path):
+    path, data = tmp_path / "t.csv", "a\nx\n\U0001f600\n".encode("utf-16")
+    path.touch()
+    stream, texts = FileStream(path, Schema({"a": "str"}, csv={"encoding": "utf-16"}), poll_interval=0.0), []
+    for end in range(1, len(data) + 1):
+        path.write_bytes(data[:end])
+        batch = stream.poll(10, 0.0)
+        texts += [] if batch is None else batch.columns["a"].tolist()
+    assert texts == ["x", "\U0001f600"]
+
+
 def test_numbers_as_text_are_the_same_from_every_way_in(tmp_path):
     features = Features([Numeric("a"), Categorical("b")], csv={"decimal": ",", "thousands": ".", "delimiter": ";"})
     numbers = NUMBERS[",", "."][:4]

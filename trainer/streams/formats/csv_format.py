@@ -139,6 +139,7 @@ class EncodedFile:
         more = len(self._raw) == size
         if self._encoding == "utf-16":
             self._encoding = _byte_order(self._file)
+            self._raw = b"" if self._encoding == "utf-16" else self._raw  # the mark is not complete yet
         if self._encoding != "utf-8":
             self._raw = self._raw[: len(self._raw) // self._unit.itemsize * self._unit.itemsize]
             handler = "surrogatepass" if self._encoding in UTF_16 else "surrogateescape"
