@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from trainer.errors import ConfigurationError, DataError
-from trainer.features import Categorical, Features, ListFeature, Numeric, Time
+from trainer.features import Categorical, Features, ListFeature, Numeric, Time, WeightedList
 from trainer.features.feature_data import rows_of
 from trainer.streams import FileStream, Schema
 from trainer.streams.formats.coercion import without_words
@@ -64,6 +64,31 @@ def test_a_declared_word_is_a_missing_value_by_every_way_in(tmp_path):
                 np.testing.assert_array_equal(found, expected, f"{name}: {column}")
     again = Features.from_declaration(json.loads(json.dumps(features.declaration())))
     assert again.csv == CsvFormat(missing=("n/a", "-"))
+
+
+def test_a_declared_word_within_a_list_is_a_missing_value_too(tmp_path):
+    columns = {
+        "tags": [["x", "n/a", "y"], ["-"], []],
+        "shares": [[1, 2], ["n/a", 3], []],
+        "weights": [["n/a", 0.5], [], []],
+    }
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    declared = [
+        ListFeature("tags"),
+        ListFeature("shares", dtype="int64"),
+        WeightedList("weighted", column="shares", dtype="int64", weights="weights"),
+    ]
+    features = Features(declared, csv={"missing": WORDS})
+    nulls = [{name: [None if value in WORDS else value for value in row[name]] for name in columns} for row in rows]
+    (wanted,) = rows_of(features, nulls, labelled=False)
+    for data in (rows, str(tmp_path / "rows.jsonl"), pa.table({"tags": columns["tags"]})):
+        (read,) = rows_of(features, data, labelled=False)
+        assert not read.bad
+        for name in columns if not isinstance(data, pa.Table) else ["tags"]:
+            np.testing.assert_array_equal(read.columns[name].values, wanted.columns[name].values)
+            np.testing.assert_array_equal(read.columns[name].offsets, wanted.columns[name].offsets)
+    assert features.features[0].lists(wanted.columns).values.tolist() == ["x", "y"]
 
 
 @pytest.mark.parametrize("quoted", [False, True])  # a quote within a field: the file is read line by line

@@ -282,6 +282,8 @@ def _convert_inner(column: Column, values: Any, text: bool, strict: bool) -> tup
     """Convert the values within rows; misfits are keyed by the index of the value."""
     if not len(values):
         return column.blank(0), {}
+    if column.missing and column.coerce:
+        values = coercion.without_words(values, column.missing)
     array, bad = fixed(column, values, text, strict) if column.shape else single(column, values, text, strict)
     return array, {row: "holds a missing value: " if why == "is missing" else why for row, why in bad.items()}
 
