@@ -101,7 +101,8 @@ class _Compiler:
 
     def _apply(self, function: Callable[..., Any], arguments: list[ast.expr]) -> Callable[[Columns], Any]:
         parts = [self.compile(argument) for argument in arguments]
-        return lambda columns: function(*[part(columns) for part in parts])
+        # truth values are the numbers 0 and 1: NumPy would add True and True to True
+        return lambda columns: np.asarray(function(*[part(columns) for part in parts]), np.float64)
 
     def _refuse(self, reason: str) -> NoReturn:
         raise ConfigurationError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -15,6 +16,8 @@ from ..checks import choice, nonempty_text, whole
 from ..errors import CheckpointMismatchError, ConfigurationError
 from ..streams.formats.coercion import MISSING_NUMBER
 from ..streams.formats.column import Column
+from ..streams.formats.csv_format import CsvFormat
+from ..streams.formats.ragged_column import Ragged
 
 RawColumns = Mapping[str, Any]  # name -> array [N] or `Ragged`, as returned by `Schema.convert`
 NO_ID = MISSING_NUMBER  # a missing integer id
@@ -148,6 +151,7 @@ class Feature:
     """
 
     learns: ClassVar[bool] = False  # whether it must learn a statistic from data
+    csv_format: ClassVar[CsvFormat] = CsvFormat()  # how numbers and missing values are written within texts
 
     name: str
     column: str | None = None
@@ -161,6 +165,14 @@ class Feature:
     def source(self) -> str:
         """Name of the raw column."""
         return self.column or self.name
+
+    def in_format(self, csv_format: CsvFormat) -> Feature:
+        """Return the feature with another `csv_format`."""
+        if csv_format == self.csv_format:
+            return self
+        feature = copy.copy(self)
+        feature.__dict__["csv_format"] = csv_format
+        return feature
 
     def raw(self) -> dict[str, Column]:
         """Return the raw columns that the feature reads."""
@@ -248,6 +260,14 @@ def list_column(dtype: str, required: bool = False) -> Column:
         minimum=MIN_ID if dtype == "int64" else None,
         coerce=True,
     )
+
+
+def without_marks(values: Any) -> Any:
+    """Return the values of a raw column, or lists, with None for missing integer ids."""
+    if isinstance(values, Ragged):
+        return Ragged(without_marks(values[:].values), values.offsets)
+    missing = values == NO_ID if values.dtype.kind == "i" else np.zeros(1, bool)
+    return np.where(missing, None, values.astype(object)) if missing.any() else values
 
 
 def id_sources(features: Iterable[Feature]) -> dict[str, dict[str, dict[str, Any]]]:

@@ -88,7 +88,7 @@ def batches_of(
         for rows in data.parts(features, bad_rows, labelled=labelled, kept=kept is not None):
             _check_no_bad_rows(bad_rows, answer_all)
             if kept is not None:
-                kept.add({name: rows.columns[name] for name in features.keep})
+                kept.add(features.kept_columns(rows.columns))
             empty = False
             # a kept label or weight of rows to predict is no label: it may be missing or of any type
             yield features.batch(rows.columns) if labelled else features.apply(rows.columns)

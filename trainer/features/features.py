@@ -15,6 +15,7 @@ from ..checks import number, refuse, whole
 from ..embedding.tables.hashing import to_ids
 from ..errors import CheckpointMismatchError, ConfigurationError, DataError, did_you_mean
 from ..state import Stateful
+from ..streams.formats.coercion import EXACT
 from ..streams.formats.csv_format import CsvFormat
 from ..streams.formats.schema import Schema
 from .feature import (
@@ -33,6 +34,7 @@ from .feature import (
     id_sources,
     text_column,
     time_column,
+    without_marks,
 )
 from .learned import Learned, Recent
 from .lists import aligned_columns
@@ -113,7 +115,9 @@ class Features(Stateful):
     ) -> None:
         if isinstance(features, Feature | Mapping) or not len(features):
             refuse("Features(features)", "a list of at least one feature", features)
-        self.features = tuple(feature if isinstance(feature, Feature) else as_feature(feature) for feature in features)
+        self.csv = CsvFormat.of(csv)
+        declared = (feature if isinstance(feature, Feature) else as_feature(feature) for feature in features)
+        self.features = tuple(feature.in_format(self.csv) for feature in declared)
         self.labels = () if label is None else (label,) if isinstance(label, str) else tuple(label)
         self.weight, self.group, self.event_time = weight, group, event_time
         self.event_time_unit, self.event_time_day_first = event_time_unit, event_time_day_first
@@ -127,7 +131,6 @@ class Features(Stateful):
         check_role_names(self._role_columns, self.inputs)
         times = time_column(True, event_time_unit, event_time_day_first)
         self.columns = raw_columns(self.features, {} if event_time is None else {event_time: times})
-        self.csv = CsvFormat.of(csv)
         shared: dict[str, Any] = {"aligned": aligned_columns(self.features), "csv": self.csv}
         self.schema = replace(self._schema(), **shared)
         self.unlabelled_schema = Schema(self.columns, **shared)
@@ -136,6 +139,9 @@ class Features(Stateful):
             replace(schema, columns={**kept_columns, **schema.columns})
             for schema in (self.unlabelled_schema, self.schema)
         ]
+        numbers = {name for name in self.keep if name in self.columns and not self.columns[name].shape}
+        self._keep_as_numbers = {name for name in numbers if self.columns[name].dtype.kind == "f"}
+        self._reported: set[str] = set()  # kept columns that were reported to have rounded numbers
         self.update_every = whole("Features(update_every=...)", update_every, optional=True)
         self.max_bad_share = number("Features(max_bad_share=...)", max_bad_share, minimum=0, maximum=1, what="a share")
         self.learned = Learned(self.features, self.columns)
@@ -289,8 +295,20 @@ class Features(Stateful):
             aside.update(rows.bad)
         inputs = self.apply(rows.columns)
         if keep:
-            inputs.kept = {name: rows.columns[name] for name in self.keep}
+            inputs.kept = self.kept_columns(rows.columns)
         return inputs
+
+    def kept_columns(self, raw: RawColumns) -> dict[str, Any]:
+        """Return the columns of `Features(keep=...)`, with None for missing ids."""
+        for name in self._keep_as_numbers - self._reported:
+            if (np.abs(raw[name]) >= EXACT).any():
+                self._reported.add(name)
+                logger.warning(
+                    "features: keep: a feature reads %r as a number, which rounds integers of 2^53 or more; keep a "
+                    "copy of the column under another name",
+                    name,
+                )
+        return {name: without_marks(raw[name]) for name in self.keep}
 
     def check_keep(self) -> None:
         """Raise ConfigurationError if `Features(keep=...)` names no columns."""

@@ -11,8 +11,9 @@ import numpy as np
 
 from ..checks import choice, nonempty_text, whole
 from ..errors import ConfigurationError
-from ..streams.formats.coercion import MISSING, MisfitError, as_integer, lower_truth
+from ..streams.formats.coercion import MISSING, MisfitError, as_integer, in_plain_notation, lower_truth
 from ..streams.formats.column import Column
+from ..streams.formats.csv_format import CsvFormat
 from ..streams.formats.ragged_column import Ragged
 from .categorical import IdFeature, missing_ids
 from .feature import MIN_ID, NO_ID, PADDING, Feature, Kind, Output, RawColumns, list_column, text_column, to_float32
@@ -95,7 +96,11 @@ class ListFeature(_AlignedList):
         """Return lists of raw ids, without missing ids unless the lists are aligned."""
         column = raw[self.source]
         aligned = self.sequence is not None
-        lists = column[:] if isinstance(column, Ragged) else split(column, self.separator, self.dtype, aligned)
+        lists = (
+            column[:]
+            if isinstance(column, Ragged)
+            else split(column, self.separator, self.dtype, self.csv_format, keep_empty=aligned)
+        )
         return lists if aligned else drop_values(lists, missing_ids(lists.values))
 
     def aligned(self) -> dict[str, str | None]:
@@ -197,27 +202,31 @@ def split_distinct(texts: np.ndarray, split_text: Callable[[str], list[str]]) ->
     return Ragged(values, np.concatenate([[0], np.cumsum([len(row) for row in rows], dtype=np.int64)]))[inverse]
 
 
-def split(texts: np.ndarray, separator: str | None, dtype: str, keep_empty: bool = False) -> Ragged:
+def split(
+    texts: np.ndarray, separator: str | None, dtype: str, csv_format: CsvFormat, keep_empty: bool = False
+) -> Ragged:
     """Split texts into lists of stripped parts; invalid numbers count as missing.
 
     Args:
         dtype: dtype of the parts, "str" or "int64".
+        csv_format: how numbers and missing values are written.
         keep_empty: whether empty parts of a text that is not blank are kept, as missing values.
     """
 
     def parts(text: str) -> list[str]:
-        return [part for part in map(str.strip, text.split(separator)) if part or (keep_empty and text.strip())]
+        stripped = ("" if part in csv_format.missing else part for part in map(str.strip, text.split(separator)))
+        return [part for part in stripped if part or (keep_empty and text.strip())]
 
     lists = split_distinct(texts, parts)
     if dtype == "str":
         return Ragged(lower_truth(lists.values), lists.offsets)
-    numbers = np.array([_parse_id(value) for value in lists.values.tolist()], np.int64)
+    numbers = np.array([_parse_id(value, csv_format) for value in lists.values.tolist()], np.int64)
     return Ragged(numbers, lists.offsets)
 
 
-def _parse_id(text: str) -> int:
+def _parse_id(text: str, csv_format: CsvFormat) -> int:
     try:
-        number = as_integer(text)
+        number = as_integer(in_plain_notation(text, csv_format.decimal, csv_format.thousands))
     except MisfitError:
         return NO_ID
     return number if number is not MISSING and MIN_ID <= number < 2**63 else NO_ID

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,7 @@ import numpy as np
 from ..checks import choice, nonempty_text, number, refuse, whole
 from ..embedding.tables.hashing import mix64, stable_seed, to_ids
 from ..errors import ConfigurationError, DataError
-from ..streams.formats.coercion import TRUTH_WORDS
+from ..streams.formats.coercion import TRUTH_WORDS, MisfitError, in_plain_notation
 from ..streams.formats.column import Column
 from ..streams.formats.ragged_column import Ragged
 from .categorical import DTYPES, missing_ids
@@ -76,6 +77,8 @@ class Lookup(Feature):
         for entry in text.split(self.separator):
             name, assign, value = entry.partition(self.assign)
             if assign and TRUTH_WORDS.get(name.strip(), name.strip()) == key:
+                with contextlib.suppress(MisfitError):  # other signs than declared, as in "0.7"
+                    value = in_plain_notation(value, self.csv_format.decimal, self.csv_format.thousands)
                 try:
                     return float(value)
                 except ValueError:
@@ -298,7 +301,7 @@ class Cross(Feature):
             return [np.where(missing, NO_ID if self.hash_buckets is None else MISSING_ROW, ids)]
         dtype = self.dtype[self.columns.index(self.elements)]
         column = raw[self.elements]
-        lists = column[:] if isinstance(column, Ragged) else split(column, self.separator, dtype)
+        lists = column[:] if isinstance(column, Ragged) else split(column, self.separator, dtype, self.csv_format)
         row = np.repeat(np.arange(len(lists)), lists.lengths)
         values = {name: lists.values if name == self.elements else raw[name][row] for name in self.columns}
         ids, missing = self._combine(values)

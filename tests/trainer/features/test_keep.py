@@ -1,5 +1,7 @@
 """Columns that are kept come back with the predictions of their rows, from the trainer and from a server."""
 
+import json
+
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -10,7 +12,8 @@ from mindspore import nn
 from tests.trainer.features.test_training import Small
 from trainer import Trainer
 from trainer.errors import ConfigurationError
-from trainer.features import Categorical, Features, Numeric, RawFiles
+from trainer.experiment.commands.prediction_file import write_columns
+from trainer.features import Categorical, Features, ListFeature, Numeric, RawFiles
 from trainer.features.feature_data import KeptColumns, inputs_of, rows_of
 from trainer.serving import Publish, ServedModel
 
@@ -160,3 +163,31 @@ def test_parts_of_different_number_types_are_joined_exactly():
     for values in ([2**60 + 1, 5], [0.5, 1.5], [2**63 + 1, 7], [True, False]):
         kept.add(features.transform({"x": [1.0, 2.0], "k": values}, keep=True).kept)
     assert kept.take(8)["k"].tolist() == [2**60 + 1, 5, 0.5, 1.5, 2**63 + 1, 7, True, False]
+
+
+def test_kept_columns_that_features_read_have_none_where_an_id_is_missing(tmp_path):
+    columns = [
+        Categorical("k", dtype="int64"),
+        ListFeature("l", dtype="int64", sequence="s"),
+        Numeric("n"),
+    ]
+    features = Features(columns, keep=["k", "l"])
+    rows = {"k": [2**60 + 1, None, 3], "l": [[1, None], [], [2]], "n": [1.0, 2.0, 3.0]}
+    kept = features.transform(rows, keep=True).kept
+    assert kept["k"].tolist() == [2**60 + 1, None, 3]
+    assert [list(row) for row in kept["l"]] == rows["l"]
+    collected = KeptColumns()
+    inputs_of(features, rows, labelled=False, kept=collected)
+    inputs_of(features, {**rows, "k": [4, 5, 6], "l": [[7], [8], []]}, labelled=False, kept=collected)
+    write_columns(tmp_path / "answers.jsonl", [collected.take(2), collected.take(4)])
+    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert [answer["k"] for answer in answers] == [2**60 + 1, None, 3, 4, 5, 6]
+    assert [answer["l"] for answer in answers] == [[1, None], [], [2], [7], [8], []]
+
+
+def test_kept_numbers_that_a_feature_rounds_are_reported(caplog):
+    features = Features([Numeric("order")], keep=["order"])
+    assert features.transform({"order": [2**53 - 1, None]}, keep=True).kept["order"][0] == 2**53 - 1
+    assert not caplog.records
+    features.transform({"order": [2**60 + 1, None]}, keep=True)
+    assert "keep: a feature reads 'order' as a number" in caplog.text

@@ -245,3 +245,42 @@ def test_a_cross_with_a_list_has_a_combination_for_each_element():
 def test_a_cross_that_cannot_be_is_refused(arguments, message):
     with pytest.raises(ConfigurationError, match=message):
         Cross("c", columns=["user", "genres"], **arguments)
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("(a > 1) + (b > 1)", [2, 0, 1]),
+        ("is_missing(c) + is_missing(d)", [0, 2, 1]),
+        ("(a > 1) - (b > 1)", [0, 0, 1]),
+        ("-is_missing(c)", [0, -1, 0]),
+        ("exp(a > 1)", [np.e, 1, np.e]),
+        ("not a + (b > 1)", [0, 1, 0]),
+    ],
+)
+def test_truth_values_in_an_expression_are_the_numbers_0_and_1(expression, expected):
+    data = {"a": [2.0, 0, 3], "b": [5.0, 0, 0], "c": [1.0, NAN, 9], "d": [1.0, NAN, NAN]}
+    numbers = transformed(Expression("x", expression=expression), data)["numbers"][:, 0]
+    np.testing.assert_array_equal(numbers, np.float32(expected))
+
+
+def test_the_format_of_values_applies_within_texts_and_lists():
+    csv = {"decimal": ",", "thousands": ".", "missing": ["n/a"]}
+
+    def outputs(feature, data):
+        return Features([feature], csv=csv).transform(data)
+
+    data = {"m": ["a:0,5|b:1.234,5", "a:0.5", "a:n/a"], "k": ["b", "a", "a"]}
+    assert outputs(Lookup("l", column="m", key="k", missing=-1), data)["numbers"][:, 0].tolist() == [1234.5, 0.5, -1]
+    a, b = to_ids(np.array(["a", "b"])).tolist()
+    split = ListFeature("g", separator="|")
+    assert lists(outputs(split, {"g": ["n/a|b", "n/a", "a| n/a"]})["g"]) == [[b], [], [a]]
+    assert lists(outputs(ListFeature("g"), {"g": [["n/a", "b"], ["a"]]})["g"]) == [[b], [a]]
+    numbers = ListFeature("g", separator="|", dtype="int64")
+    assert lists(outputs(numbers, {"g": ["1.000|n/a|2"]})["g"]) == [[1000, 2]]
+    aligned = ListFeature("g", separator="|", sequence="s")
+    assert lists(outputs(aligned, {"g": ["n/a|b"]})["g"]) == [[NO_ID, b]]
+    crossed = Cross("x", columns=["c", "g"], elements="g", separator="|")
+    ids = lists(outputs(crossed, {"c": ["u", "u"], "g": ["n/a|b", "b"]})["x"])
+    assert ids[0] == ids[1]
+    assert outputs(Vector("v", width=2), {"v": [["0,5", "n/a"]]})["numbers"].tolist() == [[0.5, 0]]
