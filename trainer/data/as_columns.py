@@ -49,7 +49,7 @@ def _from_library(value: Any, name: str) -> Any:
         value = value.detach().cpu()
         return (value.float() if _is_bfloat16(value) else value).numpy()
     if "list" in str(getattr(value, "type", "")) and hasattr(value, "to_pylist"):  # a pyarrow list array
-        return Ragged.of(value)
+        return Ragged.of(value).as_array()
     try:
         return text_only(value, np.asarray(value))
     except ValueError:  # rows of different lengths
@@ -62,12 +62,9 @@ def _is_bfloat16(tensor: Any) -> bool:
 
 def _from_lists(rows: Any, name: str) -> Any:
     try:
-        column = Ragged.of(rows)
+        return Ragged.of(rows).as_array()
     except DataError as error:
         raise DataError(f"column {name!r}: {error}") from None
-    if len(column) and column.lengths[0] and (column.lengths == column.lengths[0]).all():
-        return column.padded(int(column.lengths[0]))
-    return column
 
 
 def _check_missing(column: np.ndarray, name: str) -> None:

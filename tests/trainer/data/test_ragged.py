@@ -16,6 +16,7 @@ from trainer.embedding import Embedding, EmbeddingBag
 from trainer.embedding.tables.hashing import to_ids
 from trainer.errors import ConfigurationError, DataError
 from trainer.native.memory import bucket
+from trainer.streams import ReplayStream
 
 LISTS = [[5, 1, 2], [], [3], [4, 4], [7, 8, 9, 1, 2]]
 _rows = st.lists(st.lists(st.integers(-9, 9), max_size=6), min_size=1, max_size=8)
@@ -271,3 +272,29 @@ def test_lists_that_mix_text_with_other_values_are_refused_by_name(lists):
     trainer = Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.1))
     with pytest.raises(DataError, match="column 'history': its lists hold values of several types, or missing ones"):
         trainer.fit({"history": lists, "y": np.ones((2, 1), np.float32)}, batch_size=2, callbacks=[])
+
+
+class Total(nn.Cell):
+    def construct(self, x):
+        return (x + 1).sum(1)
+
+
+VECTORS = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+
+
+@pytest.mark.parametrize(
+    "vectors",
+    [
+        pyarrow.array(VECTORS),
+        pyarrow.array(VECTORS, pyarrow.list_(pyarrow.float32(), 3)),
+        pyarrow.chunked_array([VECTORS[:1], VECTORS[1:]]),
+        pyarrow.table({"x": VECTORS}).to_pandas()["x"],
+    ],
+    ids=["lists", "fixed lists", "chunks", "pandas"],
+)
+def test_lists_of_one_length_are_an_array_without_padding_in_any_form(vectors):
+    trainer, expected = Trainer(Total(), nn.MSELoss()), [9.0, 18.0]
+    assert trainer.predict({"x": vectors}).tolist() == expected
+    assert trainer.evaluate({"x": vectors, "y": np.array(expected)})["loss"] == 0.0
+    assert ReplayStream({"x": vectors}).poll(2).columns["x"].tolist() == VECTORS
+    assert trainer.evaluate([pyarrow.table({"x": vectors, "y": expected})])["loss"] == 0.0

@@ -156,6 +156,13 @@ class Ragged:
             return self
         return self._taken(self.offsets[1:] - self.cut_lengths, self.cut_lengths)
 
+    def as_array(self) -> Any:
+        """Return an array [rows, length, ...] if all rows are equally long, else the column."""
+        lengths = self.lengths
+        if not len(self) or not lengths[0] or (lengths != lengths[0]).any():
+            return self
+        return self[:].values.reshape(len(self), int(lengths[0]), *self.values.shape[1:])
+
     def padded(self, length: int) -> np.ndarray:
         """Return an array [rows, length, ...] of the rows, padded at their end.
 
@@ -212,6 +219,8 @@ def rows_of(value: Any) -> Any:
     )
     if array.ndim > 1 and array.shape[1] == 0:
         return Ragged.of_empty(array)
+    if "fixed_size_list" in str(getattr(value, "type", "")):
+        return Ragged.of(value).as_array()
     return Ragged.of(array) if nested else array
 
 

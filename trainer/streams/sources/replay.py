@@ -16,7 +16,7 @@ from ..base import Sharing, Stream
 from ..batch import Batch, Cursor, Position, Span, columns_of, cursors_of, is_frame
 from ..dead_letter import DeadLetter
 from ..formats.column import absent_column, event_times
-from ..formats.ragged_column import rows_of
+from ..formats.ragged_column import Ragged, rows_of
 
 PARTITION = "table"
 
@@ -59,7 +59,7 @@ class ReplayStream(Stream):
         self.dead_letter = DeadLetter.of(dead_letter, max_bad_share)
         self.allow_nan = allow_nan if isinstance(allow_nan, bool) else tuple(allow_nan)
         columns = columns_of(table) if is_frame(table) else table
-        self._table = {str(name): rows_of(column) for name, column in columns.items()}
+        self._table = {str(name): _as_column(column) for name, column in columns.items()}
         lengths = {name: len(column) for name, column in self._table.items()}
         if not lengths or not max(lengths.values()):
             raise ConfigurationError("ReplayStream takes a table with at least one column and one row; received none")
@@ -157,3 +157,8 @@ class ReplayStream(Stream):
 
     def close(self) -> None:
         self._stop.set()
+
+
+def _as_column(values: Any) -> Any:
+    column = rows_of(values)
+    return column.as_array() if isinstance(column, Ragged) and not isinstance(values, Ragged) else column
