@@ -157,7 +157,7 @@ class Ragged:
         return self._taken(self.offsets[1:] - self.cut_lengths, self.cut_lengths)
 
     def as_array(self) -> Any:
-        """Return an array [rows, length, ...] if all rows are equally long, else the column."""
+        """Return an array if all rows are equally long, else the column."""
         lengths = self.lengths
         if not len(self) or not lengths[0] or (lengths != lengths[0]).any():
             return self
