@@ -249,6 +249,28 @@ def test_a_join_of_a_join_resumes_again(read):
     assert seen + read(one).columns["user"].tolist() == whole.columns["user"].tolist()
 
 
+def test_a_position_does_not_grow_with_the_segments_of_earlier_trainings(tmp_path, read):
+    schema, folders, position = Schema({"user": "int64"}, event_time="ts"), (tmp_path / "shown", tmp_path / "acted"), {}
+    for folder in folders:
+        folder.mkdir()
+
+    def joined():
+        sides = (FileStream(folder, schema, end="at_last") for folder in folders)
+        return DelayedLabelJoin(*sides, "user", WITHIN)
+
+    sizes = []
+    for turn in range(3):
+        for number in range(150 * turn, 150 * turn + 150):
+            for folder in folders:
+                (folder / f"{number:04d}.jsonl").write_text(json.dumps({"user": number, "ts": 10.0 * number}) + "\n")
+        one = joined()
+        one.seek(position)
+        assert read(one).rows == 150
+        position = json.loads(json.dumps(one.resolve(one.position())))
+        sizes.append([len(side) for side in position["@state"]["positions"]])
+    assert sizes == [[101, 101]] * 3
+
+
 def test_sampled_negatives_weigh_for_those_left_out():
     n = 20_000
     keys = np.arange(n) * 7 + 3

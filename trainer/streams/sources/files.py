@@ -373,7 +373,8 @@ class FileStream(BufferedStream):
 
     def resolve(self, position: Position) -> Position:
         # Move from the end of a finished segment to the next one, so that a resume does not need the old file.
-        resolved = {**position, **self._finished.position()}
+        resolved = {name: value for name, value in position.items() if not FinishedSegments.is_own_key(name)}
+        resolved |= self._finished.position()
         for partition in [partition for partition in position if not partition.startswith("@")]:
             progress = Progress.of(Cursor.of(position[partition]))
             end_address, next_name = self._finished.end_of(progress.name) or (None, "")
