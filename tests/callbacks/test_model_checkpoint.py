@@ -176,6 +176,21 @@ def test_two_folders_of_one_run_are_both_known_after_a_resume(fit, tmp_path):
     assert names(tmp_path / "all") == ["step_00000024"]
 
 
+@pytest.mark.parametrize("other", [7, 3])
+def test_auto_resumes_from_the_latest_snapshot_of_all_folders(fit, tmp_path, other):
+    """One callback keeps the best epochs in the run folder, another one is for the case of a failure."""
+
+    def make():
+        return ModelCheckpoint(monitor="val_auc"), ModelCheckpoint(tmp_path / "often", every=other)
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        fit(scores([0.5, 0.6]), *make(), epochs=3, fail_at=9)
+    begun = []
+    note = LambdaCallback(on_train_begin=lambda trainer: begun.append(trainer.state.progress.global_step))
+    fit(scores([0.5, 0.6]), note, *make(), epochs=3, resume="auto")
+    assert begun == [9 if other == 3 else 8]
+
+
 def test_snapshots_that_others_built_on_are_removed_with_these(tmp_path):
     """Tables are saved as changes since an earlier snapshot, which has to stay as long as these do."""
     network = nn.SequentialCell(Embedding(2, name="ids", mode="sparse"), nn.Dense(2, 1))

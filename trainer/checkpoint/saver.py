@@ -20,6 +20,7 @@ from . import capture, catalog, durable
 from .ckpt_files import load_ckpt
 from .content import Content, Cursor, Owner
 from .folder_lock import FolderLock, claim
+from .manifest import MANIFEST
 from .parts import Parts, WriterThread, open_parts, write_part
 from .snapshot import Snapshot
 from .snapshot_writer import BackgroundWriter
@@ -345,14 +346,14 @@ class Saver:
     def _read_first(
         self, path: str | Path, folders: Iterable[Path], read: Callable[[str | Path], Snapshot | None]
     ) -> Snapshot | None:
-        """Read `path`, or for "auto" the first of `folders` that has a snapshot."""
+        """Read `path`, or for "auto" the one of `folders` with the latest snapshot."""
         if str(path) != "auto":
             return read(path)
         candidates = dict.fromkeys(map(durable.resolve_path, folders))
         if not candidates:
             raise ConfigurationError("resume='auto' needs a run folder or a ModelCheckpoint to search")
         reasons = []
-        for folder in candidates:
+        for folder in sorted(candidates, key=_last_write, reverse=True):
             try:
                 return read(folder)
             except checkpoint.CheckpointNotFoundError as error:
@@ -382,6 +383,12 @@ class Saver:
         capture.assign((parameter, value) for parameter, value in tensors if parameter is not accumulation.count)
         accumulation.clear(keep_count=True)
         capture.restore_averages(content, snapshot)
+
+
+def _last_write(folder: Path) -> tuple[float, int]:
+    """Return the Unix time and step of a folder's latest snapshot; zeros if none."""
+    entries = [entry for entry in checkpoint.available(snapshots_of(folder)) if not entry.problem]
+    return ((entries[-1].path / MANIFEST).stat().st_mtime, entries[-1].step) if entries else (0.0, 0)
 
 
 def groups_of(snapshot: Snapshot) -> dict[str, Mapping[str, Any]]:
