@@ -129,13 +129,14 @@ class UserData:
         """Names of arrays that are given by name; empty for other data."""
         return tuple(self.content) if self.form is Form.ARRAYS and isinstance(self.content, Mapping) else ()
 
-    def in_order(self, names: Sequence[Any]) -> UserData:
+    def in_order(self, names: Sequence[Any], inputs: Sequence[Any] = ()) -> UserData:
         """Return arrays by name in the order of `names`, which may have more.
 
-        Return data unchanged that are not arrays by name, or that have other names.
+        If the arrays include all `inputs`, others than `names` are left out. Return data unchanged that are not arrays
+        by name, or that have other names.
         """
-        given = self.column_names
-        if not given or not set(given) <= set(names):
+        given = set(self.column_names)
+        if not given or not (given <= set(names) or (inputs and given >= set(inputs))):
             return self
         return UserData({name: self.content[name] for name in names if name in given})
 

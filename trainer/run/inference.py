@@ -126,7 +126,7 @@ def predict(
     kept = KeptColumns() if keep else None
     with trainer.group.inside("predict"):
         user_data, batch_size = UserData.of_arguments(data, trainer.features, batch_size)
-        user_data = user_data.in_order(trainer.trained_columns)
+        user_data = _named_inputs(trainer, user_data)
         if keep:
             _check_keep(user_data)
         raw = {"labelled": False, "kept": kept, "set_aside": set_aside}
@@ -135,6 +135,12 @@ def predict(
     if kept is None:
         return predictions
     return (kept.with_predictions(part) for part in predictions) if stream else kept.with_predictions(predictions)
+
+
+def _named_inputs(trainer: TrainerBase, data: UserData) -> UserData:
+    """Return arrays by name in the order of `fit`, without further columns."""
+    names = trainer.trained_columns
+    return data.in_order(names, names[: len(names) - trainer.label_count])
 
 
 def _check_keep(data: UserData) -> None:
@@ -156,7 +162,7 @@ def _predict(trainer: TrainerBase, source: Source, stream: bool, output: str, *,
 
 def first_batch(trainer: TrainerBase, data: Any, batch_size: int | None) -> InputBatch:
     """Implement `Trainer.first_batch`."""
-    user_data = UserData(data, trainer.features).in_order(trainer.trained_columns)
+    user_data = _named_inputs(trainer, UserData(data, trainer.features))
     source = inference_source(trainer, user_data, batch_size, labelled=False)
     feed = prediction_feed(trainer, source)
     with contextlib.closing(feed):

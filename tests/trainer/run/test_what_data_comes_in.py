@@ -233,3 +233,4 @@ def test_named_columns_in_another_order_than_in_fit_are_the_same_columns():
     expected = trainer.predict(rows).tolist()
     assert trainer.predict(other).tolist() == expected
     assert trainer.predict({name: rows[name] for name in ("width", "height")}).tolist() == expected
+    assert trainer.predict({"id": np.arange(8.0)[:, None], **other}).tolist() == expected
