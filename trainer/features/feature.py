@@ -266,8 +266,11 @@ def without_marks(values: Any) -> Any:
     """Return the values of a raw column, or lists, with None for missing integer ids."""
     if isinstance(values, Ragged):
         return Ragged(without_marks(values[:].values), values.offsets)
-    missing = values == NO_ID if values.dtype.kind == "i" else np.zeros(1, bool)
-    return np.where(missing, None, values.astype(object)) if missing.any() else values
+    if values.dtype.kind != "i" or not (missing := values == NO_ID).any():
+        return values
+    marked = values.astype(object)
+    marked[missing] = None
+    return marked
 
 
 def id_sources(features: Iterable[Feature]) -> dict[str, dict[str, dict[str, Any]]]:
