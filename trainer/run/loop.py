@@ -188,6 +188,10 @@ def evaluate(
         raise DataError("evaluation: the dataset delivered no batches")
     results = tally.results()
     evaluation.values = tally.own_values
+    if tally.counts_no_row:
+        _warn_of_non_finite(
+            trainer, "the loss is unknown: every row has the weight 0, or a label that the loss ignores"
+        )
     warn_of_loss(trainer, results.get("loss"))
     return results
 

@@ -75,6 +75,11 @@ class Tally:
         """Whether the last output of each batch is the denominator of its loss."""
         return self._weights.of_loss and self._tasks is None
 
+    @property
+    def counts_no_row(self) -> bool:
+        """Whether batches came, and none of their rows counts in the loss."""
+        return self._has_loss and not self._loss.samples
+
     def columns_of(self, chunk: Chunk) -> dict[str, np.ndarray]:
         """Return the columns of a batch that `add` needs."""
         columns = host_columns(chunk, self.groups, self._last)

@@ -163,3 +163,15 @@ def test_a_window_whose_rows_all_have_weight_0_has_no_loss():
     history = trainer.online_train(stream, [shown, EarlyStopping("window_loss", 9)], batch_size=20, window=40)
     assert history.history["window_loss"] == pytest.approx([1, 1])
     assert len(history.history["window_mae"]) == 3
+
+
+def test_an_evaluation_in_which_no_row_counts_says_so(caplog):
+    features = Features([Numeric("x")], label="y", weight="w")
+    network = OneNumber()
+    trainer = Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.1), features=features)
+    rows = {"x": [1.0, 2.0], "y": [0.0, 1.0]}
+    trainer.evaluate({**rows, "w": [0.0, 1.0]})
+    assert not caplog.records
+    assert np.isnan(trainer.evaluate({**rows, "w": [0.0, 0.0]})["loss"])
+    (warning,) = caplog.messages
+    assert "every row has the weight 0" in warning
