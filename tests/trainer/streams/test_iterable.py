@@ -187,3 +187,11 @@ def test_bytes_of_any_length_are_one_column():
     batches = [{"user": np.array([b"a", b"bc"])}, {"user": np.array([b"defgh"])}]
     stream = IterableStream(batches)
     assert [stream.poll(9).columns["user"].tolist() for _ in batches] == [[b"a", b"bc"], [b"defgh"]]
+
+
+def test_single_rows_of_text_and_other_values_keep_these():
+    values = ["a", float("nan"), 5, b"c"]
+    (found,) = IterableStream([{"user": value} for value in values]).poll(9, 1.0).columns.values()
+    assert found.dtype == object
+    assert [str(value) for value in found] == ["a", "nan", "5", "b'c'"]
+    assert np.isnan(found[1])

@@ -248,7 +248,9 @@ class IterableStream(BufferedStream):
 
     def _stack(self, name: str, values: list[np.ndarray]) -> Any:
         """Stack single rows into a column; `Ragged` if list lengths ever differed."""
-        if self._holds_raw_rows and len({(value.dtype.kind, value.shape) for value in values}) > 1:
+        kinds = {value.dtype.kind for value in values}
+        mixes_text = len(kinds) > 1 and not kinds.isdisjoint("US")
+        if mixes_text or (self._holds_raw_rows and len({(value.dtype.kind, value.shape) for value in values}) > 1):
             column = np.empty(len(values), object)  # NumPy would write numbers among texts as text, NaN too
             for row, value in enumerate(values):
                 column[row] = value if value.ndim else value[()]
