@@ -133,6 +133,24 @@ def test_a_shuffled_pipeline_without_a_seed_resumes_in_the_order_that_was_read(r
         ds.config.set_seed(before)
 
 
+def test_lists_may_have_one_length_in_each_batch_and_another_one_in_the_next(resumes):
+    rows = [[1, 2], [3, 4], [5], [6, 7, 8], [], [9]]
+    batches = [
+        {"user": np.arange(first, last), "history": rows[first:last]}
+        for first, last in ((0, 2), (2, 3), (3, 4), (4, 6))
+    ]
+    stream, read = IterableStream(batches, rows="batch"), []
+    while (batch := stream.poll(10, 0.0)) is not None:
+        read += [batch.columns["history"][row].tolist() for row in range(batch.rows)]
+    assert read == rows
+    resumes(lambda: IterableStream(batches, rows="batch"), list(range(6)), max_rows=1)
+    arrays = [{"user": np.arange(1), "history": np.ones((1, length))} for length in (2, 3)]
+    stream = IterableStream(arrays, rows="batch")
+    stream.poll(1, 0.0)
+    with pytest.raises(DataError, match="item 1 of the iterable changed row shape"):
+        stream.poll(1, 0.0)
+
+
 def as_trained(stream, features):
     stream.declare(features.schema)
     transform, batches = BatchTransform(features, stream), []

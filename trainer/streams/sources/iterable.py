@@ -92,6 +92,7 @@ class IterableStream(BufferedStream):
         self._deferred_error: Exception | None = None
         self._error: Exception | None = None
         self._shapes: dict[str, tuple[Any, ...]] | None = None
+        self._lists: set[str] = set()  # columns whose rows are Python lists, whose lengths may differ between items
         self._position = {PARTITION: Cursor(0).to_json()}
 
     @property
@@ -180,7 +181,9 @@ class IterableStream(BufferedStream):
                     f"names= must name each: received {self._names}"
                 )
             pairs = zip(self._names, values, strict=True)
-        columns = {str(name): rows_of(value) for name, value in pairs}
+        given = {str(name): value for name, value in pairs}
+        self._lists |= {name for name, value in given.items() if _holds_lists(value)}
+        columns = {name: rows_of(value) for name, value in given.items()}
         if not columns:
             raise DataError(f"item {number} of the iterable has no columns")
         if self.event_time is not None and self.event_time not in columns:
@@ -206,7 +209,8 @@ class IterableStream(BufferedStream):
         for name in shapes.keys() & first.keys():
             (shape, dtype), (first_shape, first_dtype) = shapes[name], first[name]
             # By chance, all lists of the earlier items, or of this item, have the same length.
-            by_chance = shape != first_shape and None in (shape[:1] + first_shape[:1]) and shape[1:] == first_shape[1:]
+            may_differ = None in (shape[:1] + first_shape[:1]) or (name in self._lists and shape and first_shape)
+            by_chance = shape != first_shape and may_differ and shape[1:] == first_shape[1:]
             if dtype == _EMPTY_LISTS and first_shape and isinstance(columns[name], Ragged):
                 first[name] = shapes[name] = (None, *first_shape[1:]), first_dtype
             elif (first_dtype == _EMPTY_LISTS and shape) or by_chance:
@@ -325,3 +329,7 @@ class IterableStream(BufferedStream):
                 raise StreamError(f"the state of the iterable at item {item} is no longer known")
             self._states = {number: state for number, state in self._states.items() if number >= item}
             return {**position, STATE: copy.deepcopy(self._states[item])}
+
+
+def _holds_lists(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], list | tuple)
