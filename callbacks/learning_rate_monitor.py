@@ -46,7 +46,8 @@ class LearningRateMonitor(Callback):
 
     def on_train_begin(self, trainer: Trainer) -> None:
         self.every.start(trainer.state.progress)
-        self._record(trainer)
+        if not len(self.curve):  # a resumed run goes on with the points of its snapshot
+            self._record(trainer)
 
     def on_train_step_end(self, trainer: Trainer) -> None:
         if self.every.unit != "epochs" and self.every.due(trainer.state.progress):

@@ -1,7 +1,14 @@
 import pytest
 from mindspore import experimental, nn
 
-from callbacks import EarlyStopping, LambdaCallback, LearningRateMonitor, LRFinder, ReduceLROnPlateau
+from callbacks import (
+    EarlyStopping,
+    LambdaCallback,
+    LearningRateMonitor,
+    LRFinder,
+    ModelCheckpoint,
+    ReduceLROnPlateau,
+)
 from callbacks.watched import Patience
 from trainer.errors import GraphError
 from trainer.trainer import Trainer
@@ -117,3 +124,14 @@ def test_a_reduced_rate_is_in_snapshots(verb, optimizer, cancer, tmp_path):
         trainer = make()
         trainer.fit(cancer["train"], epochs=1, batch_size=512, callbacks=[], resume=tmp_path)
     assert trainer.learning_rate == 0.25
+
+
+def test_the_record_of_a_resumed_run_is_that_of_an_uninterrupted_one(fit, tmp_path):
+    def record(**options):
+        monitor = LearningRateMonitor(every=1)
+        fit(monitor, ModelCheckpoint(tmp_path / "saved"), valid=False, **options)
+        return monitor.state_dict()
+
+    whole = record(epochs=2)
+    record(epochs=1)
+    assert record(epochs=2, resume=tmp_path / "saved" / "step_00000008") == whole
