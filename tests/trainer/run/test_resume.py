@@ -25,23 +25,23 @@ class StatefulLoader:
     """A shuffling loader that tells its own position, as stateful data loaders do."""
 
     def __init__(self, data, seed=4):
-        self.data, self.seed, self.epoch, self.next = data, seed, -1, 0
+        self.data, self.seed, self.place = data, seed, {"epoch": -1, "next": 0}
         self._resumed = False
 
     def state_dict(self):
-        return {"epoch": self.epoch, "next": self.next}
+        return self.place  # changes while batches are read ahead
 
     def load_state_dict(self, state):
-        self.epoch, self.next, self._resumed = state["epoch"], state["next"], True
+        self.place, self._resumed = dict(state), True
 
     def __iter__(self):
         if not self._resumed:
-            self.epoch, self.next = self.epoch + 1, 0
+            self.place.update(epoch=self.place["epoch"] + 1, next=0)
         self._resumed = False
-        order = np.random.default_rng([self.seed, self.epoch]).permutation(len(self.data["y"]))
-        while self.next * BATCH < len(order):
-            rows = order[self.next * BATCH : (self.next + 1) * BATCH]
-            self.next += 1
+        order = np.random.default_rng([self.seed, self.place["epoch"]]).permutation(len(self.data["y"]))
+        while self.place["next"] * BATCH < len(order):
+            rows = order[self.place["next"] * BATCH : (self.place["next"] + 1) * BATCH]
+            self.place["next"] += 1
             yield {name: column[rows] for name, column in self.data.items()}
 
 

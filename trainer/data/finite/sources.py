@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -223,6 +224,7 @@ class IterableSource(Source):
         self._read = 0  # batches read from an iterator since its beginning
         self._warned = False
         self._peeked: list[Any] = []
+        self._latest_state: Any = None  # what `state_dict` of the data returned last
         self.size = _length(data)
         if self.size == 0:
             raise DataError("the dataset is empty: len(dataset) is 0")
@@ -283,7 +285,10 @@ class IterableSource(Source):
 
     def _state(self, counts: bool) -> Any:
         if self._stateful:
-            return self.data.state_dict()
+            state, previous = self.data.state_dict(), self._latest_state
+            self._latest_state = state
+            # The same object each time changes while later batches are read ahead; the first one may be such an object.
+            return copy.deepcopy(state) if previous is None or state is previous else state
         return {_BATCHES_READ: self._read} if counts else None
 
 
