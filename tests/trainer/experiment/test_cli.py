@@ -159,6 +159,18 @@ def test_a_resume_that_is_rejected_leaves_the_results_of_the_run(finished, capsy
     assert [(finished / name).read_bytes() for name in ("metrics.json", "history.json", "config.yaml")] == before
 
 
+def test_a_run_does_not_go_on_from_the_snapshot_of_another_run_in_the_same_folder(project, capsys):
+    shared = ["configs/tumours.yaml", "--set", "callbacks.1.init_args.dirpath=together", "--set", "fit.epochs=1"]
+    assert main(["fit", *shared, "--set", "run_dir=runs/one"]) == 0
+    assert "holds snapshots of an earlier run" not in capsys.readouterr().err
+    assert main(["fit", *shared, "--set", "run_dir=runs/other"]) == 0
+    assert "together holds snapshots of an earlier run" in capsys.readouterr().err
+    assert main(["fit", "--resume", "runs/one", "--set", "fit.epochs=2"]) == 2
+    assert "is of another run, runs/other" in capsys.readouterr().err
+    Path("runs/other").rename("runs/moved")
+    assert main(["fit", "--resume", "runs/moved", "--set", "fit.epochs=2"]) == 0
+
+
 def test_what_is_set_when_a_run_begins_again_is_recorded(finished):
     assert main(["fit", "configs/tumours.yaml", "--set", "run_dir=runs/again", "--set", "fit.epochs=1"]) == 0
     shutil.rmtree("runs/again/checkpoints")  # as a kill before the first snapshot leaves it

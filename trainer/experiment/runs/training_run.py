@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from callbacks import Callback, ProgressBar, RunRecord
+from callbacks import Callback, ModelCheckpoint, ProgressBar, RunRecord
 
-from ...checkpoint.catalog import available
+from ...checkpoint.catalog import available, find
 from ...checkpoint.folder_lock import claim
 from ...checkpoint.saver import FOLDER
 from ...data.user_data import UserData
@@ -26,7 +26,7 @@ from ..configuration.class_paths import expand
 from ..configuration.experiment_config import ExperimentConfig
 from ..configuration.instantiate import Experiment, build, keyword_values
 from ..configuration.reader import ENV_HINT
-from ..configuration.yaml_tree import dump
+from ..configuration.yaml_tree import dump, read_tree
 from . import run_folder
 
 if TYPE_CHECKING:
@@ -139,6 +139,7 @@ def _train_in(
     callbacks = [*(experiment.callbacks or [ProgressBar()]), *([] if mirror is None else [mirror])]
     if command == "online":
         callbacks = [adapted for callback in callbacks for adapted in _without_validation(callback)]
+    _check_shared_snapshots(config, callbacks, resume)
     for callback in callbacks:
         if isinstance(callback, ProgressBar):
             callback.results = False  # the command prints them together with the test results
@@ -193,6 +194,29 @@ def _train_in(
                 outcome["report"] = report
                 run_folder.write_json(run_dir / run_folder.METRICS, outcome)
     return run_dir
+
+
+def _check_shared_snapshots(config: ExperimentConfig, callbacks: list[Any], resume: bool) -> None:
+    """Warn of snapshots of another run in `dirpath`; refuse to resume from one."""
+    for callback in callbacks:
+        folder = callback.dirpath if isinstance(callback, ModelCheckpoint) else None
+        if folder is None or not available(folder):
+            continue
+        if not resume:
+            logger.warning(
+                "ModelCheckpoint: %s holds snapshots of an earlier run, which this one replaces as it goes on; leave "
+                "dirpath out, and each run keeps its own",
+                folder,
+            )
+            continue
+        snapshot = find(folder).path
+        recorded = read_tree(snapshot / run_folder.CONFIG).value if (snapshot / run_folder.CONFIG).is_file() else None
+        other = Path(recorded["run_dir"]) if isinstance(recorded, dict) and recorded.get("run_dir") else config.run_dir
+        if other.is_dir() and not other.samefile(config.run_dir):  # it is missing if this run was moved
+            raise ConfigurationError(
+                f"{snapshot} is of another run, {other}: both have ModelCheckpoint(dirpath={str(folder)!r}), and "
+                f"{config.run_dir} cannot go on from it; resume {other}, or begin another run"
+            )
 
 
 def _without_validation(callback: Any) -> list[Any]:
