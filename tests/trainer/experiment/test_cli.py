@@ -169,6 +169,10 @@ def test_a_run_does_not_go_on_from_the_snapshot_of_another_run_in_the_same_folde
     assert "is of another run, runs/other" in capsys.readouterr().err
     Path("runs/other").rename("runs/moved")
     assert main(["fit", "--resume", "runs/moved", "--set", "fit.epochs=2"]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", "runs/moved"]) == 1
+    assert "puts snapshots elsewhere, give --checkpoint FOLDER" in capsys.readouterr().err
+    assert main(["evaluate", "runs/moved", "--checkpoint", "together"]) == 0
 
 
 def test_what_is_set_when_a_run_begins_again_is_recorded(finished):

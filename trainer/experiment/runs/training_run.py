@@ -16,7 +16,7 @@ from ...checkpoint.folder_lock import claim
 from ...checkpoint.saver import FOLDER
 from ...data.user_data import UserData
 from ...distributed.launched import note_run_folder
-from ...errors import ConfigurationError, TrainerError
+from ...errors import CheckpointNotFoundError, ConfigurationError, TrainerError
 from ...masking import MASK
 from ...report.baseline import Baseline
 from ...storage import fetch
@@ -389,5 +389,10 @@ def default_checkpoint(run_dir: Path, which: str | None) -> Path:
     if which not in (None, "best", "last"):
         return Path(which)
     folder = run_dir / run_folder.CHECKPOINTS
+    if not folder.exists():
+        raise CheckpointNotFoundError(
+            f"there is no folder {folder}; if ModelCheckpoint(dirpath=...) puts snapshots elsewhere, give --checkpoint "
+            "FOLDER"
+        )
     best = folder / "best"
     return best if which == "best" or (which is None and best.is_file()) else folder
