@@ -72,7 +72,8 @@ class MLflowLogger(Logger):
         hparams: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(every, hparams)
-        self.experiment, self.tracking_uri, self.run_name = experiment, tracking_uri, run_name
+        self.experiment, self.tracking_uri = experiment, tracking_uri
+        self.run_name = self._given_name = run_name
         self.log_snapshots = bool(log_snapshots)
         self.run_id: str | None = None
         self._names: dict[str, str] = {}  # name of a metric -> its name in MLflow
@@ -88,8 +89,7 @@ class MLflowLogger(Logger):
             folder = Path(run_dir).absolute()
             folder.mkdir(parents=True, exist_ok=True)
             uri, self._artifacts = f"sqlite:///{folder / 'mlflow.db'}", (folder / "mlartifacts").as_uri()
-        if self.run_name is None and run_dir is not None:
-            self.run_name = Path(run_dir).name
+        self.run_name = self._given_name or (None if run_dir is None else Path(run_dir).name)
         self.run_id, self._names = None, {}
         from mlflow.exceptions import MlflowException
 

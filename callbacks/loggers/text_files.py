@@ -27,13 +27,13 @@ class _FileLogger(Logger):
         self, path: str | Path | None = None, every: Every | int | None = None, hparams: Mapping[str, Any] | None = None
     ) -> None:
         super().__init__(every, hparams)
-        self.path = None if path is None else Path(path)
+        self.path = self._given_path = None if path is None else Path(path)
         self._file: Any = None
         self._failed = False  # whether the last write failed and may have left a partial line
 
     def setup(self, trainer: Trainer) -> None:
         owner = type(self).__name__
-        self.path = self.path or in_run_folder(trainer, self.default_name)
+        self.path = self._given_path or in_run_folder(trainer, self.default_name)
         if self.path is None:
             raise ConfigurationError(f"{owner} needs a file: {owner}(path=...) or Trainer(run_dir=...)")
         require_writable(f"{owner}(path=...)", self.path.parent)

@@ -40,6 +40,16 @@ def rows_of(folder):
         return list(csv.DictReader(file))
 
 
+def test_a_logger_of_two_runs_logs_each_to_its_own_folder(tmp_path):
+    loggers, x = [JSONLinesLogger(), CSVLogger()], np.ones((8, 2), np.float32)
+    for name in ("first", "second"):
+        net = nn.Dense(2, 1)
+        trainer = Trainer(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 0.1), run_dir=tmp_path / name)
+        trainer.fit((x, x[:, :1]), batch_size=4, epochs=1 if name == "first" else 2, callbacks=loggers)
+    assert [rows_of(tmp_path / name)[-1]["step"] for name in ("first", "second")] == ["2", "4"]
+    assert [lines_of(tmp_path / name)[-1]["step"] for name in ("first", "second")] == [2, 4]
+
+
 def test_several_loggers_of_one_run_hold_the_same_values(fit, tmp_path):
     trainer = fit(JSONLinesLogger(), CSVLogger(), TensorBoard(), ModelCheckpoint(), epochs=2, sink_size=4)
     lines, rows, events = lines_of(tmp_path), rows_of(tmp_path), read(tmp_path / "tensorboard")
