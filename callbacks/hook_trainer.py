@@ -30,7 +30,7 @@ class Trainer(Protocol):
         run_dir: folder for the files of callbacks, or None.
         callbacks, history: callbacks and history of this run.
         learning_rate: rate of the next update; it can be assigned if it is constant.
-        learning_rates: the same of every parameter group.
+        learning_rates: the rate of the next update of each parameter group; they can be assigned likewise.
     """
 
     state: Any

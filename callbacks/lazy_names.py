@@ -22,7 +22,8 @@ REMOVED_NAMES = {
     "BatchSizeFinder": "measure sizes with fit(..., batch_size=..., max_steps=...)",
     "HealthFile": "JSONLinesLogger(every=...) writes the run's numbers to a file, PrometheusMonitor serves them",
     "PredictionWriter": "write what trainer.predict(data) returns, or use `trainer predict --output FILE`",
-    "ShadowScoring": "predict with ServedModel(folder, version=...) and feed a metric of trainer.metrics from each",
+    "ShadowScoring": "predict with one ServedModel(folder, version=...) per version, and give each a metric of "
+    "trainer.metrics",
 }
 
 

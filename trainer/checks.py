@@ -83,7 +83,7 @@ def whole(
     Args:
         minimum, maximum: smallest and largest accepted value; None: unbounded.
         optional: whether None is accepted.
-        also: other accepted values, for the message, such as ", or -1 to choose".
+        also: other accepted values, for the message, such as ", or -1 to let the trainer choose".
     """
     if optional and value is None:
         return None
@@ -156,7 +156,7 @@ def batches(name: str, value: Any, *, minimum: int = 1) -> None:
 def function(argument: str, value: Any, *, optional: bool = True) -> Callable[..., Any] | None:
     """Return `value` if it is callable, or None if `optional`."""
     if not ((optional and value is None) or callable(value)):
-        refuse(argument, "a function of the trainer" + (" or None" if optional else ""), value)
+        refuse(argument, "a function that is called with the trainer" + (" or None" if optional else ""), value)
     return value
 
 
@@ -168,7 +168,7 @@ def any_number(argument: str, value: Any) -> float:
 
 
 def epochs(value: Any) -> int:
-    """Return `value` if it is a number of epochs; the error for data has a hint."""
+    """Return `value` if it is a number of epochs; the error explains how to pass data."""
     if hasattr(value, "shape") or isinstance(value, list | tuple):
         raise ConfigurationError(
             "epochs received data; inputs and labels go together into the first argument: "
@@ -202,7 +202,7 @@ def steps_per_call(dataset_sink_mode: Any, sink_size: Any) -> int | None:
     """
     boolean("dataset_sink_mode", dataset_sink_mode)
     if not is_whole(sink_size) or sink_size != -1:
-        whole("sink_size", sink_size, also=", or -1 to choose")
+        whole("sink_size", sink_size, also=", or -1 to let the trainer choose")
     if not dataset_sink_mode:
         return 1
     return None if sink_size == -1 else int(sink_size)

@@ -266,7 +266,7 @@ class Saver:
             capture.assign(capture.match_tensors(content, weights, strict=strict, weights_only=True))
             self._owner.warn_of_no_rows(path)
             return None
-        snapshot = (checkpoint.find if cursor is None else self._find_together)(snapshots_of(path))
+        snapshot = checkpoint.find(snapshots_of(path)) if cursor is None else self._find_together(path)
         groups = groups_of(snapshot)
         if averaged and weights_only:
             groups = capture.with_averages(groups, snapshot)
@@ -295,14 +295,19 @@ class Saver:
         snapshot: Snapshot | None = None
         failure: CheckpointError | None = None
         try:
+            path = snapshots_of(path)
             snapshot = checkpoint.find(path)
         except CheckpointError as error:
             failure = error
-        own = None if snapshot is None else [snapshot.name, snapshot.manifest.id]
+        # Processes without a snapshot must agree why: with "auto", those whose folder is missing train from the
+        # beginning, and those whose snapshots are damaged raise.
+        own = ["", type(failure).__name__] if snapshot is None else [snapshot.name, snapshot.manifest.id]
         first, *others = self._group.gather_json(own)
         for rank, other in enumerate(others, 1):
             if other != first:
-                names = [f"{each[0]} ({each[1][:8]})" if each else "no snapshot" for each in (first, other)]
+                names = [
+                    f"{name} ({which[:8]})" if name else f"no snapshot ({which})" for name, which in (first, other)
+                ]
                 raise CheckpointError(
                     f"rank 0 would resume from {names[0]}, rank {rank} from {names[1]}; all processes resume from the "
                     f"same snapshot: give them a folder on a file system that they share. This one looked at {path}"

@@ -175,17 +175,23 @@ def with_finite_inputs(columns: Columns, others: int) -> Columns:
     Args:
         others: number of columns after the inputs; the last one holds the row weights.
     """
-    weightless = columns[-1].reshape(-1) == 0
-    if not weightless.any():
+    weights = columns[-1].reshape(-1)
+    weightless = np.flatnonzero(weights == 0)
+    if not len(weightless):
         return columns
-    return (*(_finite_at(weightless, column) for column in columns[:-others]), *columns[-others:])
+    return (*(_finite_at(weightless, len(weights), column) for column in columns[:-others]), *columns[-others:])
 
 
-def _finite_at(rows: np.ndarray, column: np.ndarray) -> np.ndarray:
-    if column.dtype.kind != "f" or column.shape[:1] != rows.shape:
+def _finite_at(rows: np.ndarray, batch_size: int, column: np.ndarray) -> np.ndarray:
+    if column.dtype.kind != "f" or column.shape[:1] != (batch_size,):
         return column
-    is_replaced = ~np.isfinite(column) & rows.reshape(-1, *[1] * (column.ndim - 1))
-    return np.where(is_replaced, column.dtype.type(0), column) if is_replaced.any() else column
+    values = column[rows]
+    is_finite = np.isfinite(values)
+    if is_finite.all():
+        return column
+    column = column.copy()
+    column[rows] = np.where(is_finite, values, column.dtype.type(0))
+    return column
 
 
 @dataclass(frozen=True)

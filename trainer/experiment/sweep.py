@@ -146,7 +146,7 @@ def _check_first(plan: Plan) -> None:
     load_config(plan.config, [*plan.overrides, *_set_arguments(first)])
 
 
-_PLACES = {  # callback -> the argument that names its file or folder, and the name in a run folder
+_PLACES = {  # callback of this package -> the argument that names its file or folder, and the name in a run folder
     "Publish": ("root", "published"),
     "ModelCheckpoint": ("dirpath", "checkpoints"),
     "TensorBoard": ("log_dir", "tensorboard"),
@@ -157,13 +157,14 @@ _PLACES = {  # callback -> the argument that names its file or folder, and the n
 
 def _own_places(path: str, settings: list[str], folder: Path) -> list[str]:
     """Return overrides that give what a trial writes places of their own."""
+    from .configuration.class_paths import resolve
     from .configuration.loader import load_config
 
     config = load_config(path, settings)
     places, counts = list[str](), Counter[str]()
     for spec in config.callbacks:
         kind = spec.class_path.rpartition(".")[2]
-        if kind not in _PLACES:
+        if kind not in _PLACES or resolve(spec.class_path).__module__.partition(".")[0] not in ("callbacks", "trainer"):
             continue
         counts[kind] += 1
         argument, name = _PLACES[kind]

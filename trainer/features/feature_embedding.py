@@ -190,6 +190,7 @@ class FeatureEmbedding(nn.Cell):
         options: dict[str, Any],
     ) -> None:
         """Create the cells that read tables, one table per name."""
+        has_sparse = any(_mode_of(output, options) != "dense" for output in owners.values())
         tables: dict[str, Embedding] = {}
         if ids:
             columns: dict[str, dict[str, Any]] = {}
@@ -198,7 +199,7 @@ class FeatureEmbedding(nn.Cell):
                 if table in columns:
                     columns[f"{table}/{output.name}"] = {"table": table}
                 else:
-                    columns[table] = _table_options(output, prefix, options)
+                    columns[table] = _table_options(output, prefix, options, has_sparse)
             shared = {output.id_table.name for output in ids} & {
                 output.id_table.name for output in (*pooled, *sequences)
             }
@@ -215,7 +216,7 @@ class FeatureEmbedding(nn.Cell):
                 return kind(self.dim, table=tables[table], **arguments)
             arguments |= {"padding": PADDING, "name": table}
             owner = owners[output.id_table.name]
-            arguments = {**options, **_table_options(owner, prefix, options), **arguments}
+            arguments = {**options, **_table_options(owner, prefix, options, has_sparse), **arguments}
             return tables.setdefault(table, kind(self.dim, **arguments))
 
         self.bags = nn.CellList([list_cell(EmbeddingBag, output, combiner=output.pooling) for output in pooled])
@@ -307,13 +308,23 @@ def _owners_of_tables(features: Features, outputs: Sequence[Output]) -> dict[str
     return first
 
 
-def _table_options(output: Output, prefix: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a feature's table that differ from `options`."""
+def _mode_of(output: Output, options: Mapping[str, Any]) -> str:
+    """Return the mode of a feature's table: "auto", "dense" or "sparse"."""
+    return {**options, **(output.id_table.options or {})}["mode"]
+
+
+def _table_options(output: Output, prefix: str, options: dict[str, Any], has_sparse: bool) -> dict[str, Any]:
+    """Return the arguments of a feature's table that differ from `options`.
+
+    Args:
+        has_sparse: whether a table is not dense, so that the optimizer in `options` is that of the sparse tables.
+    """
     table = dict(output.id_table.options or {})
     check_arguments(f"feature {output.name!r}: an argument in options", table)
-    if table.get("mode") == "dense":
-        table.setdefault("optimizer", None)  # `options` have that of the sparse tables
-    if table.get("mode", options["mode"]) == "dense" and table.get("capacity", options.get("capacity")) is None:
+    is_dense = _mode_of(output, options) == "dense"
+    if is_dense and has_sparse:
+        table.setdefault("optimizer", None)
+    if is_dense and table.get("capacity", options.get("capacity")) is None:
         table["capacity"] = _dense_rows(output)
     if prefix and table.get("path") is not None:
         table["path"] = Path(table["path"]).with_name(prefix + Path(table["path"]).name)

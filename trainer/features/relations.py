@@ -224,7 +224,8 @@ class Custom(Feature):
         else:
             shape = (rows, self.width)
             values = np.nan_to_num(to_float32(values), nan=0.0, posinf=0.0, neginf=0.0)
-            if values.shape[:1] == (rows,) and values.size == rows * self.width:  # no transposed ones
+            has_rows_first = rows == 1 or values.shape[:1] == (rows,)  # one row may be [width], as from `np.squeeze`
+            if has_rows_first and values.size == rows * self.width:
                 values = values.reshape(shape)
         if values.shape != shape:
             raise DataError(

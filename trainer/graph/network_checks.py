@@ -103,9 +103,9 @@ def _check_names(network: nn.Cell) -> None:
     for parameter in trainable_parameters(network):
         if named.setdefault(parameter.name, parameter) is not parameter:
             raise ConfigurationError(
-                f"network: two parameters are named {parameter.name!r}, as happens where auto_prefix=False joins "
-                "networks that were made on their own, or their optimizers; give each its prefix, a network before its "
-                "optimizer is made: generator.update_parameters_name('generator.')"
+                f"network: two parameters are named {parameter.name!r}. This happens if a cell with auto_prefix=False "
+                "contains several networks, or their optimizers. Give each network its own prefix before you create "
+                "its optimizer: generator.update_parameters_name('generator.')"
             )
 
 
@@ -120,8 +120,9 @@ def _check_bce_weights(network: nn.Cell, loss_fn: Any, eval_network: Any) -> Non
             if type(cell) is nn.BCELoss and cell.weight is not None and id(cell) not in computed:
                 raise ConfigurationError(
                     f"{type(root).__name__}{'.' * bool(name)}{name}: nn.BCELoss reads a weight of shape "
-                    f"{list(cell.weight.shape)} past its end where the prediction is larger; give the loss to Trainer "
-                    "as loss_fn, or build it without weight and with reduction='none', and multiply what it returns"
+                    f"{list(cell.weight.shape)} past its end if the prediction has more elements; give the loss to "
+                    "Trainer as loss_fn, or build it without weight and with reduction='none', and multiply its result "
+                    "by the weight"
                 )
 
 
@@ -137,7 +138,7 @@ def _check_task_order(network: nn.Cell, loss_fn: Any) -> None:
     if tasks != loss_fn.tasks and set(tasks) == set(loss_fn.tasks):
         raise ConfigurationError(
             f"network: {type(network).__name__} returns its tasks in the order {', '.join(tasks)}, and MultiTaskLoss "
-            f"takes them in its own, {', '.join(loss_fn.tasks)}: name the losses in the order of the network"
+            f"has its losses in the order {', '.join(loss_fn.tasks)}: name the losses in the order of the network"
         )
 
 
@@ -183,20 +184,20 @@ def check_deterministic(network: nn.Cell, deterministic: Any, compiled: bool, lo
     if not cpu_kernels.can_plan_for_one_core():
         raise ConfigurationError(
             f"deterministic=True: the oneDNN of MindSpore {mindspore.__version__} has no setting for the number of "
-            "threads, so its kernels follow the number of cores; leave deterministic out and start the process on one "
-            "core, as by taskset -c 0"
+            "threads, so its results depend on the number of cores; leave deterministic out and start the process on "
+            "one core, for example with taskset -c 0"
         )
     if not compiled:
-        raise ConfigurationError("deterministic=True: operators that are not compiled follow the number of cores")
+        raise ConfigurationError("deterministic=True: results of uncompiled operators depend on the number of cores")
     if lowers:
         raise ConfigurationError(
-            "deterministic=True: in a lower precision the gradients of strided and transposed convolutions still "
-            'follow the number of cores; use amp_level="O0"'
+            "deterministic=True: in a lower precision, gradients of strided and transposed convolutions still depend "
+            'on the number of cores; use amp_level="O0"'
         )
     if not repeatable(network):
         raise ConfigurationError(
             "deterministic=True: MindSpore's nn.Dropout draws masks that are not repeatable; add exact_resume=True, "
-            "which replaces it by one whose masks are"
+            "which replaces it by a repeatable one"
         )
     return True
 
@@ -219,9 +220,9 @@ def check_custom_step(network: nn.Cell, **options: Any) -> None:
     wrong = [f"{name}={value!r}" for name, value in options.items() if value != neutral.get(name)]
     if wrong:
         raise ConfigurationError(
-            f"{', '.join(wrong)}: without an optimizer the network is a whole training step and does this itself; "
-            "pass network, loss_fn and optimizer instead, or lower the networks in it before you build it, by "
-            "mindspore.amp.auto_mixed_precision(network, 'O2')"
+            f"{', '.join(wrong)}: without an optimizer, the network is a complete training step, which has to do this "
+            "itself; pass network, loss_fn and optimizer instead, or lower the precision of the networks in the step "
+            "before you build it: mindspore.amp.auto_mixed_precision(network, 'O2')"
         )
 
 
@@ -267,16 +268,16 @@ def check_denominator(
         unknown = tasks.unknown
         if accumulate > 1 and not tasks.unify_denominators():
             raise ConfigurationError(
-                f"{divided}: the tasks of {name_of(loss_fn)} divide by different numbers of rows, class weights or "
-                "sums, which are known at the end of an update only; use a larger batch_size with "
-                "gradient_accumulation_steps=1"
+                f"{divided}: the tasks of {name_of(loss_fn)} divide by different numbers (of rows, of labels, or "
+                "sums of class weights), and some of these are known only at the end of an update; use a larger "
+                "batch_size with gradient_accumulation_steps=1"
             )
     if unknown and (loss_fn is not None or optimizer is not None):  # a training step reduces the loss itself
         raise ConfigurationError(
             f"{divided}: the denominator of {name_of(unknown[0])} is unknown, so losses of parts of a batch cannot "
             "be added up; give it an attribute denominator: 'rows' for a mean over rows, 1 for a sum, or a method that "
-            "returns it for a batch's label columns. MindSpore's losses need none, but RMSELoss and Dice losses are "
-            "not means"
+            "returns it for a batch's label columns. MindSpore's own losses need no such attribute, except "
+            "for RMSELoss and the Dice losses, which are not means over rows"
         )
     return tasks.kind if tasks is not None else kind
 

@@ -83,7 +83,7 @@ class Accuracy(SumMetric):
     name = "accuracy"
     higher_is_better = True
     takes_raw = True
-    # "right_classes" counts rows that may be of either kind; "not_one_hot" is above 0 if a batch was of several labels
+    # "right_classes" reads rows that may be of either kind as classes; "not_one_hot" is above 0 if a batch cannot be
     sums = ("weight", "right_identity", "right_logits", "outside_unit", "right_classes", "not_one_hot")
 
     def __init__(self, link: str = "auto") -> None:
@@ -103,12 +103,12 @@ class Accuracy(SumMetric):
         either = may_be_either(predictions, labels, self.meaning.target)
         if are_classes(predictions, labels, self.meaning.target):
             correct = predictions.argmax(axis=1) == class_labels(predictions, labels, "Accuracy")
+            classes = {"right_classes": correct}
             if not either:
-                self._count(correct, correct, weights)
+                self._count(weights, right_identity=correct, right_logits=correct, **classes)
                 return
-            counted = row_weights(weights, len(labels))
-            self.total["right_classes"] += float(correct.sum() if counted is None else weighted_sum(counted, correct))
-        elif either:
+        else:
+            classes = {}
             self.total["not_one_hot"] += 1.0
         is_multi_label = labels.ndim == 2 and labels.shape[1] > 1 and labels.shape == predictions.shape
         shape = labels.shape if is_multi_label else (len(labels),)
@@ -117,7 +117,7 @@ class Accuracy(SumMetric):
         positive = hard_labels(flat)
         correct = (((scores > bound) == positive).reshape(shape) for bound in (0.5, 0.0))
         identity, logits = (rows.all(axis=1) if is_multi_label else rows for rows in correct)
-        self._count(identity, logits, weights)
+        self._count(weights, right_identity=identity, right_logits=logits, **classes)
         if len(scores) and (scores.min() < 0 or scores.max() > 1):
             self.total["outside_unit"] += 1.0
 
@@ -126,17 +126,22 @@ class Accuracy(SumMetric):
         self.clear()
         self.total |= kept
 
-    def _count(self, identity: np.ndarray, logits: np.ndarray, weights: Any) -> None:
-        rows = len(identity)
+    def _count(self, weights: Any, **sums: np.ndarray) -> None:
+        """Add what is correct, [B, ...] of one shape, to the sums of these names."""
+        first = next(iter(sums.values()))
+        rows = len(first)
         weights = row_weights(weights, rows)
-        entries = identity.size // rows if rows else 0
-        for name, correct in (("right_identity", identity), ("right_logits", logits)):
+        entries = first.size // rows if rows else 0
+        for name, correct in sums.items():
             counts = correct.reshape(rows, entries).sum(axis=1) if rows else np.zeros(0)
             self.total[name] += float(counts.sum() if weights is None else weighted_sum(weights, counts))
         self.total["weight"] += float(entries * (rows if weights is None else weights.sum()))
 
     def load_state_dict(self, state: Any) -> None:
-        numbers = dict.fromkeys(self.sums, 0.0) | state["json"]  # older snapshots have fewer sums
+        numbers = dict(state["json"])
+        if "right_classes" not in numbers:  # older snapshots count classes in the other two sums, which then agree
+            numbers["right_classes"] = numbers["right_identity"]
+            numbers["not_one_hot"] = float(numbers["right_identity"] != numbers["right_logits"])
         super().load_state_dict({**state, "json": numbers})
 
     def value(self) -> float:

@@ -23,7 +23,7 @@ import numpy as np
 
 from . import public_only, warn_of_fallback
 
-_UNSET = 5489  # the seed before one is set (std::mt19937::default_seed); pipelines then draw their own
+_UNSET = 5489  # MindSpore's seed before one is set (std::mt19937::default_seed); each pipeline then draws its own
 
 
 def current_seed() -> int | None:

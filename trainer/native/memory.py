@@ -29,8 +29,8 @@ def zeros(shape: tuple[int, ...], dtype: np.dtype | type) -> np.ndarray:
 class Memory:
     """Bytes, zero at first, in anonymous memory or in a mapped file.
 
-    An existing file of that name is replaced: who has it open, such as a training that an evaluation runs beside, keeps
-    what it holds.
+    An existing file of that name is replaced by a new one. A process that has the old file open, such as a training
+    that runs at the same time, keeps the content of the old file.
     """
 
     def __init__(self, path: Path | str | None = None) -> None:
@@ -38,7 +38,7 @@ class Memory:
         self._file = None if path is None else _new_file(Path(path))
 
     def grow(self, size: int) -> int:
-        """Grow to at minimum `size` bytes; return the new size.
+        """Grow to at least `size` bytes; return the new size.
 
         Drop the arrays from `array` first. While one of them is in use, `grow` copies the content to a new mapping
         instead, and the array keeps the old mapping.
@@ -121,7 +121,7 @@ class Columns(dict[str, np.ndarray]):
         self[name] = self._memory[name].array(dtype, self._length)
 
     def reserve(self, rows: int) -> None:
-        """Grow to at minimum `rows` rows; no other thread may be using a column."""
+        """Grow to at least `rows` rows; no other thread may be using a column."""
         if rows <= self._length:
             return
         length, self._length = self._length, max(rows, 2 * self._length)

@@ -49,7 +49,7 @@ class BoostedTrees:
         table = self._table(inputs)
         if self._classes == 1:
             return self._model.predict(table)
-        # scikit-learn knows the classes that occurred: one column for each, or for two the difference of theirs.
+        # One column per class that occurred; with two such classes, a single column: the difference of their logits.
         logits, known = self._model.decision_function(table), self._model.classes_.astype(np.int64)
         if logits.ndim == 1:
             logits = np.stack([np.zeros(len(logits)), logits], 1)[:, : len(known)]

@@ -101,7 +101,9 @@ def _try_metrics(trainer: TrainerBase, feed: Feed) -> None:
         tally.add(outputs, chunk.num_samples, tally.columns_of(chunk))
     except (DataError, ValueError, TypeError) as error:
         shapes = ", ".join(str(list(output.shape)) for output in outputs if hasattr(output, "shape"))
-        raise DataError(f"the metrics cannot read the first validation batch, outputs {shapes}: {error}") from error
+        raise DataError(
+            f"the metrics cannot read the first validation batch, whose outputs have the shapes {shapes}: {error}"
+        ) from error
 
 
 def _make_tally(trainer: TrainerBase) -> Tally:

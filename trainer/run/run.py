@@ -337,7 +337,7 @@ def train(
         if options.halt:
             trainer.builder.forget_fatal_steps()
         if trainer.builder.average is not None and not int(trainer.builder.average.updates.asnumpy()):
-            trainer.builder.average.restart()  # the weights may have been restored, or received, since it was made
+            trainer.builder.average.restart()  # the weights may have been loaded since the averages were created
         before_first_step()
         if not cursor.position.micro_batches:
             trainer.builder.accumulation.clear()  # discard the sums of a training that stopped between two updates
@@ -362,7 +362,7 @@ def train(
         drained = state.stop_reason is not None and state.stop_reason.kind in ("stream_end", "idle")
         if seen is not None:
             state.progress.samples_seen = cursor.rows_updated  # the gradients of an incomplete update are dropped
-        if not drained:  # the next call reads again what was read ahead, or waits for an update
+        if not drained:  # the next call reads again the rows that were read ahead or are in no update
             feed.go_back(cursor.updated, cursor.rows_updated - (seen or 0))
 
 

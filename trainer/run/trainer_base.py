@@ -149,7 +149,7 @@ class TrainerBase(TrainedNetwork):
         if self.state.phase is Phase.IDLE and (weights_only or snapshot is None):
             self._forget_snapshot()
         if self.builder.average is not None and (weights_only or snapshot is None):
-            self.builder.average.restart()  # the averages of other weights are those of another training
+            self.builder.average.restart()  # the averages belong to the weights before loading
         if snapshot is not None and not weights_only:
             loop.report_restored(self, snapshot.path)
 
@@ -200,7 +200,7 @@ class TrainerBase(TrainedNetwork):
             )
 
     def _forget_snapshot(self) -> None:
-        """Let no rollback go back to what the network was before it got other weights."""
+        """Forget the latest snapshot, so that `rollback` does not undo a load of weights."""
         self.saver.newest = self.state.snapshot = None
 
     def rollback(self) -> None:

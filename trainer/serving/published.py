@@ -156,7 +156,7 @@ class Folder:
 
     Attributes:
         path: path of the folder.
-        before: the version that this version's changes follow, or None.
+        before: the previous version, to which this version's changes apply, or None.
 
     Raises:
         CheckpointDamagedError: the folder is missing or damaged, or its manifest has another digest.

@@ -180,7 +180,7 @@ class MirrorPass:
 
     def _upload(self, scanned: Scan, final: bool) -> bool:
         missing = {name for name, part in scanned.parts.items() if self._manifests.get(name) != part.manifest}
-        # Upload parts that a pointer names first: with the pointer, a run can already resume from them.
+        # First upload the parts that a pointer names: once they and the pointer are in the store, a run can resume.
         complete = True
         manifests = {name: part.manifest for name, part in scanned.parts.items()}
         for pointer, content in sorted(scanned.pointers.items(), key=lambda entry: -len(part_names_in(entry[1]))):

@@ -5,6 +5,7 @@ python settings_program.py FOLDER
 
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 from mindspore import nn
@@ -47,13 +48,25 @@ def fit(
     return trainer.state.progress.global_step
 
 
-def resume_apart(folder, rank):
-    """Resume on rank 0 alone, as on machines without a shared file system; return the error."""
-    fit(callbacks=[ModelCheckpoint(f"{folder}/snapshots")])
+def resume_from(place):
     try:
-        fit(epochs=2, callbacks=[ModelCheckpoint(f"{folder}/{'nothing' if rank else 'snapshots'}")], resume="auto")
+        fit(epochs=2, callbacks=[ModelCheckpoint(place)], resume="auto")
     except CheckpointError as error:
         return str(error)
+
+
+def resume_apart(folder, rank):
+    """Resume on rank 0 alone, as on machines without a shared file system; return the error.
+
+    Then resume from a folder whose snapshot is damaged on rank 0, and missing on rank 1.
+    """
+    fit(callbacks=[ModelCheckpoint(f"{folder}/snapshots")])
+    place = f"{folder}/{'nothing' if rank else 'snapshots'}"
+    found = resume_from(place)
+    if rank == 0:
+        for file in Path(folder, "snapshots").glob("step_*/*"):
+            file.write_bytes(b"damaged")
+    return {"resume": found, "damaged": resume_from(place)}
 
 
 def main(folder):
@@ -80,7 +93,7 @@ def main(folder):
             found[name] = fit(**case)
         except ConfigurationError as error:
             found[name] = str(error)
-    found["resume"] = resume_apart(folder, rank)
+    found |= resume_apart(folder, rank)
     with open(f"{folder}/found_{rank}.json", "w") as file:
         json.dump(found, file)
     fit(callbacks=[Leave()] if rank else [])

@@ -21,7 +21,7 @@ def job(tmp_path_factory):
 
 def test_what_differs_is_named_on_all_ranks_before_anything_is_trained(job):
     _, _, found = job
-    found = [{name: message for name, message in each.items() if name != "resume"} for each in found]
+    found = [{name: message for name, message in each.items() if name not in ("resume", "damaged")} for each in found]
     assert found[0] == found[1]
     assert found[0].pop("nothing") == 5
     for name, message in found[0].items():
@@ -33,7 +33,9 @@ def test_what_differs_is_named_on_all_ranks_before_anything_is_trained(job):
 def test_a_process_without_the_snapshot_of_the_others_is_named_on_all_ranks(job):
     for found in job[2]:
         assert found["resume"].startswith("rank 0 would resume from step_00000005 (")
-        assert "rank 1 from no snapshot; all processes resume from the same snapshot" in found["resume"]
+        assert "rank 1 from no snapshot (CheckpointNotFoundError); all processes" in found["resume"]
+        assert "rank 0 would resume from no snapshot (Checkpoint" in found["damaged"]
+        assert "rank 1 from no snapshot (CheckpointNotFoundError); all processes" in found["damaged"]
 
 
 def test_a_process_that_ends_well_in_the_middle_ends_the_job_and_is_named(job):

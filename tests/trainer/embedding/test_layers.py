@@ -10,6 +10,7 @@ from trainer.data.ragged import Ragged
 from trainer.embedding import Embedding, EmbeddingBag, EmbeddingGroup, RowSGD
 from trainer.embedding.tables.hashing import to_ids
 from trainer.errors import ConfigurationError
+from trainer.features import Categorical, FeatureEmbedding, Features
 
 IDS = np.array([[5, 9, -1], [-1, -1, -1], [9, 9, 7]])
 WEIGHTS = np.array([[1.0, 3.0, 5.0], [1.0, 1.0, 1.0], [0.5, 0.5, 2.0]], np.float32)
@@ -314,6 +315,16 @@ def test_a_small_table_with_a_row_optimizer_is_trained_by_it():
         Embedding(4, 100, mode="dense", optimizer=RowSGD(0.1))
     group = EmbeddingGroup(4, {"a": {"mode": "dense", "capacity": 9}, "b": {}}, optimizer=RowSGD(0.1))
     assert [cell.is_dense for cell in group.members] == [True, False]
+    options = {"mode": "dense", "capacity": 9, "optimizer": RowSGD(0.1)}
+    group = EmbeddingGroup(4, {"a": {}, "b": {"mode": "sparse"}}, **options)
+    assert [cell.is_dense for cell in group.members] == [True, False]
+    with pytest.raises(ConfigurationError, match=r"makes an ordinary parameter.*optimizer=RowSGD"):
+        EmbeddingGroup(4, ["a", "b"], **options)
+    columns = [Categorical("a", hash_buckets=9), Categorical("b", options={"mode": "sparse"})]
+    layer = FeatureEmbedding(Features(columns), 4, mode="dense", optimizer=RowSGD(0.1))
+    assert [cell.is_dense for cell in layer.categories.members] == [True, False]
+    with pytest.raises(ConfigurationError, match=r"makes an ordinary parameter.*optimizer=RowSGD"):
+        FeatureEmbedding(Features(columns[:1]), 4, mode="dense", optimizer=RowSGD(0.1))
 
 
 def test_a_small_table_with_a_file_is_kept_in_the_file(tmp_path):

@@ -359,7 +359,7 @@ def test_check_runs_nothing(project, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("fit.sink_size=0", "fit.sink_size: takes a whole number >= 1, or -1 to choose; received 0"),
+        ("fit.sink_size=0", "fit.sink_size: takes a whole number >= 1, or -1 to let the trainer choose; received 0"),
         ("run_dir=.", "run_dir: received '.' (str); accepts the path of a folder"),
         ("run_dir=/", "run_dir: received '/' (str); accepts the path of a folder"),
         ("online.sink_size=-1", "online.sink_size: takes a whole number >= 1; received -1"),

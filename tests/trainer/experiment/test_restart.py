@@ -167,7 +167,7 @@ def test_a_trial_of_one_batch_leaves_a_run_that_is_resumed_as_it_is(killed, caps
     assert main(COMMAND) == 0
     files = {name: Path("runs/sums", name).read_bytes() for name in ("metrics.json", "config.yaml", "history.json")}
     assert main(["fit", "--resume", "runs/sums", "--set", "fit.fast_dev_run=true"]) == 2
-    assert "fit.fast_dev_run=... trains new weights" in " ".join(capsys.readouterr().err.split())
+    assert "fit.fast_dev_run trains new weights" in " ".join(capsys.readouterr().err.split())
     assert {name: Path("runs/sums", name).read_bytes() for name in files} == files
 
 

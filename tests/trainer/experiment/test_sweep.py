@@ -33,6 +33,16 @@ from trainer.experiment.sweep_search import SEARCHES
 DATA = """
 import numpy as np
 
+from callbacks import Callback
+
+
+class CSVLogger(Callback):
+    def __init__(self, path):
+        self.path = path
+
+    def on_fit_end(self, trainer):
+        open(self.path, "a").close()
+
 
 def rows(seed=0):
     x = np.random.default_rng(seed).normal(size=(200, 4)).astype(np.float32)
@@ -160,7 +170,9 @@ def test_trials_at_the_same_time_write_publish_and_mirror_to_places_of_their_own
     publisher = "{class_path: trainer.serving.Publish, init_args: {root: published, every: 10}}"
     logger = "{class_path: callbacks.CSVLogger, init_args: [rates.csv]}"
     saver = "ModelCheckpoint, init_args: {dirpath: snapshots}}"
-    publishing.write_text(CONFIG.replace("ModelCheckpoint}]", f"{saver}, {publisher}, {publisher}, {logger}]"))
+    other = "{class_path: rows_of_the_sweep_test.CSVLogger, init_args: {path: theirs}}"
+    added = f"{saver}, {publisher}, {publisher}, {logger}, {other}]"
+    publishing.write_text(CONFIG.replace("ModelCheckpoint}]", added))
     overrides = [f"mirror={(tmp_path / 'mirror').as_uri()}"]
     options = {"monitor": "val_loss", "processes": 2, "overrides": overrides}
     trials = sweep(publishing, {RATE: [0.1, 0.01]}, folder=tmp_path / "sweep", **options)
@@ -172,6 +184,7 @@ def test_trials_at_the_same_time_write_publish_and_mirror_to_places_of_their_own
         assert (trial.folder / "checkpoints" / "last").is_file()
         assert (trial.folder / "log.csv").read_text().startswith("step,")
     assert not any(Path(name).exists() for name in ("published", "snapshots", "rates.csv"))
+    assert Path("theirs").is_file()  # a class of the user's own keeps what it is given
     assert (
         len(sweep(publishing, {RATE: [0.1, 0.01]}, folder=tmp_path / "sweep", **options)) == 2
     )  # nothing is left to do

@@ -198,6 +198,13 @@ def test_a_function_gets_a_part_without_rows():
     assert custom.apply({"a": np.zeros(0)}, None)[0].shape == (0, 1)
 
 
+def test_a_function_may_return_a_single_row_without_its_axis():
+    """So does `np.squeeze`, in a request or a last batch of one row."""
+    custom = Custom("c", function=lambda a, b: np.squeeze(np.stack([a, b], 1)), columns=["a", "b"], width=2)
+    assert transformed(custom, {"a": [1.0], "b": [4.0]})["numbers"].tolist() == [[1, 4]]
+    assert transformed(custom, {"a": [1.0, 2], "b": [4.0, 5]})["numbers"].tolist() == [[1, 4], [2, 5]]
+
+
 def test_a_function_that_returns_a_row_for_each_number_is_refused():
     custom = Custom("c", function=lambda a, b: np.stack([a, b]), columns=["a", "b"], width=2)
     with pytest.raises(DataError, match=r"returned shape \[2, 3\]; expected \[3, 2\]"):

@@ -68,6 +68,32 @@ def test_labels_that_are_no_classes_are_named():
         LogLoss().update(np.zeros((2, 3)), np.array([0, 0.5]))
 
 
+@pytest.mark.parametrize("labels_of", [lambda rows: np.eye(3)[rows], lambda rows: rows], ids=["one-hot", "numbers"])
+def test_a_window_that_an_older_release_began_is_continued(digits, labels_of):
+    logits, labels = np.array(digits[0][:40, :3]), np.arange(40) % 3
+    whole, began, resumed = Accuracy(), Accuracy(), Accuracy()
+    whole.update(logits, labels_of(labels))
+    began.update(logits[:20], labels_of(labels[:20]))
+    state = began.state_dict()
+    older = {name: value for name, value in state["json"].items() if name not in ("right_classes", "not_one_hot")}
+    correct = float((logits[:20].argmax(1) == labels[:20]).sum())
+    resumed.load_state_dict({**state, "json": older | {"right_identity": correct, "right_logits": correct}})
+    resumed.update(logits[20:], labels_of(labels[20:]))
+    assert resumed.value() == whole.value()
+
+
+def test_a_window_of_binary_labels_that_an_older_release_began_is_continued():
+    scores, labels = np.array([0.2, 0.9, 0.6, 0.1]), np.array([0, 1, 0, 0])
+    whole, began, resumed = Accuracy(), Accuracy(), Accuracy()
+    whole.update(scores * 4 - 2, labels)
+    began.update(scores[:2] * 4 - 2, labels[:2])
+    state = began.state_dict()
+    older = {name: value for name, value in state["json"].items() if name not in ("right_classes", "not_one_hot")}
+    resumed.load_state_dict({**state, "json": older})
+    resumed.update(scores[2:] * 4 - 2, labels[2:])
+    assert resumed.value() == whole.value() == 0.75
+
+
 @pytest.mark.parametrize("rows", [1, 2, 64])
 def test_several_labels_of_an_unknown_loss_are_read_alike_whatever_the_batches(rows):
     """The rows of a small batch may have one label each, as classes do."""

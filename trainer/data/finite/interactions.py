@@ -120,8 +120,8 @@ def interactions(
     whole("interactions(negatives=...)", negatives, 0)
     if negatives and history is not None:
         raise ConfigurationError(
-            "interactions(negatives=...) cannot be combined with history: such a training row has many choices, and "
-            "the losses use the other items of the batch as negatives"
+            "interactions(negatives=...) cannot be combined with history: a training row with a history stands for "
+            "many choices, and the losses use the other items of the batch as negatives"
         )
     shares = tuple(number("interactions(shares=...)", share, above=0, below=1) for share in shares)
     if len(shares) != 3 or abs(sum(shares) - 1) > 1e-6:
@@ -206,14 +206,14 @@ def _columns(rows: Any, names: Sequence[str], time: str | None) -> dict[str, np.
             no_time = np.isnat(columns[time]) if columns[time].dtype.kind in "mM" else False
             columns[time] = np.where(no_time, np.nan, columns[time].astype(np.float64))
         except (TypeError, ValueError) as error:
-            raise DataError(f"interactions: column {time!r} holds times as numbers: {error}") from error
+            raise DataError(f"interactions: column {time!r} must hold times as numbers: {error}") from error
         if not np.isfinite(columns[time]).all():
             raise DataError(f"interactions: row {np.argmin(np.isfinite(columns[time]))} has no {time!r}")
     return columns
 
 
 def _array(column: Any) -> np.ndarray:
-    """Return a column as an array; integers beside missing values as objects."""
+    """Return a column as an array, of objects if integers or other values are missing."""
     if hasattr(column, "null_count") and column.null_count and "int" in str(column.type):
         return np.fromiter(column.to_pylist(), object, len(column))
     if hasattr(column, "isna") and column.dtype.kind not in "fmM" and column.isna().any():

@@ -54,11 +54,13 @@ class EmbeddingGroup(nn.Cell):
         overrides = tables if isinstance(tables, Mapping) else {name: {} for name in tables}
         if len(overrides) != len(tables):
             raise ConfigurationError(f"tables must have different names; received {list(tables)}")
+        modes = {name: {**options, **override}.get("mode", "auto") for name, override in overrides.items()}
+        has_sparse = any(mode != "dense" for mode in modes.values())
         cells: dict[str, Embedding] = {}
         for name, override in overrides.items():
             check_arguments(f"EmbeddingGroup: an argument of the table {name!r}", (*options, *override))
             arguments = {**options, **override, "name": name}
-            if override.get("mode") == "dense" and "optimizer" not in override:
+            if modes[name] == "dense" and has_sparse and "optimizer" not in override:
                 arguments["optimizer"] = None  # `options` have that of the sparse tables
             if isinstance(arguments.get("table"), str):
                 shared = choice(f"EmbeddingGroup: table of {name!r}, an earlier one,", arguments["table"], list(cells))

@@ -4,8 +4,9 @@
 - A stack is a set of tables of equal width and row optimizer. In the graph their rows are one array, with one padded
   size, one read and one update per step.
 - A bundle is a set of components whose distinct ids are numbered together in every step. The number of an id is the
-  position of its row in each stack of the bundle, so tables that read the same ids need no translation. If their ids
-  may share rows, the bundle is indirect: each table numbers its own rows, and a map translates.
+  position of its row in each stack of the bundle, so tables that read the same ids need no translation. If several ids
+  of a table may share a row, the bundle is indirect: each table numbers its own rows, and a map translates the number
+  of an id to the position of its row.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class Component:
             return slice(None)
         if len(mask) != count:
             raise DataError(
-                f"a table reads some elements of a column that it shares: it was traced with {len(mask)} elements per "
-                f"row, this batch has {count}; pad the lists to one length"
+                f"a table reads only some elements of a column that other tables read too: the column had {len(mask)} "
+                f"elements per row in the first batch, and has {count} in this batch; pad the lists to one length"
             )
         return mask
 
@@ -139,7 +140,7 @@ class Bundle:
     components: list[int]
     stacks: list[int]  # indices of the stacks that hold the components' tables
     indirect: bool = False  # see the module docstring; such a bundle has one component and a stack per table
-    in_graph: bool = True  # whether a stack keeps its working set in the graph, which then needs its size
+    in_graph: bool = True  # whether a stack keeps its working set in the graph, which then takes its size as an input
 
     @property
     def sharing(self) -> list[list[int]]:

@@ -19,8 +19,8 @@ class Eviction:
     """Decides when a table evicts rows; it never evicts rows of a running step.
 
     Args:
-        when_full: "lru" evicts the least recently used ids, "lfu" the least frequently used ones; with None, ids that
-            find the table full read and train the shared default row.
+        when_full: "lru" evicts the least recently used ids, "lfu" the least frequently used ones; with None, new ids of
+            a full table read and train the shared default row.
         ttl: seconds without a sighting after which an id is forgotten, or None.
         share: part of the capacity that is freed at once when the table is full, so that eviction is rare.
     """

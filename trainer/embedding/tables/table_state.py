@@ -345,7 +345,7 @@ def rewind(table: SparseTable, states: Sequence[tuple[Arrays, Mapping[str, Any]]
                 if evicted:
                     own = np.flatnonzero(saved_rows != DEFAULT_ROW)
                     indices, known = find(ids[own], evicted_ids)
-                    evicted_values[known] = values[own[indices[known]]]
+                    evicted_values[known, : values.shape[1]] = values[own[indices[known]]]
         table.mark_changed(live)
         end = 0
         for parts, index in evicted:

@@ -103,8 +103,8 @@ def wrong_kind(target: Any, class_path: str, section: str) -> str:
     library = _standard_library(target, class_path)
     if library and not (section == "" and library in _VALUE_MODULES):
         return (
-            f"is Python's own ({library}), no part of an experiment; its parts come from "
-            "MindSpore, this package, other packages, or modules of yours"
+            f"is Python's own ({library}), which an experiment may not use; it takes classes and functions of "
+            "MindSpore, of this package, of other packages and of your own modules"
         )
     kind = kind_of_section(section)
     if kind is None or not isinstance(target, type) or kind.fits(target):

@@ -107,8 +107,8 @@ def _check_overrides(config: ExperimentConfig, has_snapshot: bool) -> None:
         name = override.partition("=")[0].strip().partition(".")[0]
         if name == "fit" and config.fit.get("fast_dev_run"):
             raise ConfigurationError(
-                "--set fit.fast_dev_run=... trains new weights, whose results would replace those of the resumed run "
-                f"{config.run_dir}; leave --resume out"
+                "fit.fast_dev_run trains new weights, whose results would replace those of the resumed run "
+                f"{config.run_dir}; leave --resume or fast_dev_run out"
             )
         if name in ignored:
             raise ConfigurationError(

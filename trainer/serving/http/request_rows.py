@@ -121,8 +121,8 @@ class RowReader:
     def time_of(self, row: Mapping[str, Any], request: RequestRows, answered: float) -> Any:
         """Return the event time of a row of `raw_rows`.
 
-        For a row without one, this is the time of the request if a feature reads it, as in the answer, else the time of
-        the answer.
+        A row without an event time gets the time of the answer. If a feature reads the event time, it gets the time of
+        the request instead, which the answer was computed with.
         """
         value = row.get(self.event_time or "")
         return self._or_time(value, _text_of_time(request.arrived if self._fills_times else answered))
@@ -134,7 +134,7 @@ class RowReader:
     def read(self, request: RequestRows) -> Decoded:
         """Decode the rows of a request; the result's `reasons` describes bad rows.
 
-        An event time that a feature reads and a row lacks is the time of the request.
+        If a feature reads the event time, a row without one gets the time of the request.
         """
         values, count, malformed = self._from_table(request) if request.rows is None else self._from_rows(request.rows)
         if self._fills_times and self.event_time is not None:
@@ -191,7 +191,8 @@ class RowReader:
         values, count = RawTable(self._columns(request)).values(self._schema)
         if count != request.count:
             raise DataError(
-                f"columns of single values are lists of one value; received {count} for {request.count} rows"
+                f"a column is a list with one value for each row, also for a single row; received {count} values for "
+                f"{request.count} rows"
             )
         return values, count, {}
 
