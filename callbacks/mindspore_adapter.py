@@ -189,7 +189,8 @@ class AdaptedCallback(Callback):
         self._first, self._is_last = peers[0], peers[-1] is self
         if self._first is self:
             self._fill_params(trainer)
-        self._params, self.run_context = self._first._params, self._first.run_context
+        self.run_context = self._first.run_context
+        self._params = self.run_context.original_args()
 
     def _fill_params(self, trainer: Trainer) -> None:
         params, state = self._params, trainer.state

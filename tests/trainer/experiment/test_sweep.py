@@ -40,7 +40,7 @@ class CSVLogger(Callback):
     def __init__(self, path):
         self.path = path
 
-    def on_fit_end(self, trainer):
+    def on_train_end(self, trainer):
         open(self.path, "a").close()
 
 

@@ -63,7 +63,9 @@ def test_an_optimizer_of_another_network_is_refused(linear):
 def test_a_whole_step_does_everything_itself(linear):
     network = linear()
     step = nn.TrainOneStepCell(network, nn.SGD(network.trainable_params(), 0.1))
-    with pytest.raises(ConfigurationError, match=r"amp_level='O2', clip_norm=1.0: without an optimizer, the network is"):
+    with pytest.raises(
+        ConfigurationError, match=r"amp_level='O2', clip_norm=1.0: without an optimizer, the network is"
+    ):
         Trainer(step, amp_level="O2", clip_norm=1.0)
     with pytest.raises(ConfigurationError, match="TrainOneStepCell already holds an optimizer"):
         Trainer(step, None, nn.SGD(network.trainable_params(), 0.1))
