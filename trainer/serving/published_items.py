@@ -232,7 +232,7 @@ class PublishedItems:
         return {self.history: [list(history_ids) for history_ids in history]}, excluded
 
     def parse_filters(self, texts: Sequence[str]) -> dict[str, list[Any]]:
-        """Parse filters such as ``genre=comedy``; values of numeric columns become float.
+        """Parse filters such as ``genre=comedy``; values of numeric columns become numbers.
 
         Raises:
             ConfigurationError: a filter has no "=", names an unknown column, or has text for a numeric column.
@@ -310,7 +310,12 @@ class _Filter:
 
     def value_of(self, text: str) -> Any:
         """Parse a value of the column; raise ValueError if it should be a number."""
-        return text if self._is_text else float(text)
+        if self._is_text:
+            return text
+        try:
+            return int(text)  # exact beyond 2**53
+        except ValueError:
+            return float(text)
 
     def __call__(self, accepted: Any) -> np.ndarray:
         """Return a mask of the items that have the value, or any of several values."""

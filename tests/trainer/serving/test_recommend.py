@@ -480,3 +480,13 @@ def test_a_run_and_its_exported_snapshot_recommend_the_same(tmp_path, monkeypatc
     assert answers[0].count("\n") == 21
     assert main(["export", "runs/films", "--publish", "other", "--users", "users.csv"]) == 2
     assert "--users cannot be combined with --publish" in capsys.readouterr().err
+
+
+def test_a_filter_of_a_long_integer_is_exact():
+    sellers = {"seller": [2**53, 2**53 + 1]}
+    described = {"ids": [1, 2], "filters": sellers, "user_columns": [], "training_columns": [], "history": None}
+    state = {"json": described | {"recall": None}, "arrays": {"vectors": np.ones((2, 3), np.float32)}}
+    items = PublishedItems(state)
+    filters = items.parse_filters([f"seller={2**53 + 1}"])
+    ids, _ = items.nearest(np.ones((1, 3), np.float32), 2, None, filters)
+    assert ids[0].tolist() == [2]
