@@ -1,12 +1,15 @@
-"""The page of benchmarks, docs/benchmarks.md: one table, with a column of ratios for a second kind of processor."""
+"""The page of benchmarks, docs/benchmarks.md, with a column for a second kind of processor."""
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
-_RATIO = "ratio of times"
+_VALUES = ("ratio of times", "measured")  # titles of the columns that differ by processor
+_QUARTILES = re.compile(r" \([\d.,]+ to [\d.,]+\)")
 _MEASURED = re.compile(r"Measured (.+?) on (.+?)(?:, load [\d.]+ to [\d.]+)?; Python")
 Rows = list[list[str]]
 
@@ -14,8 +17,8 @@ Rows = list[list[str]]
 def refresh(text: str, path: Path) -> None:
     """Write the table of a measurement into the page.
 
-    If the page holds a table of another processor, its ratios become a column of the new table, where both have the
-    same line. A table of the same processor is replaced, and that column is kept.
+    If the page holds tables of another processor, their medians become a column of the new ones, where both have the
+    same line. Tables of the same processor are replaced, and that column is kept.
 
     Args:
         text: the Markdown of a measurement.
@@ -35,28 +38,28 @@ def _with_other_processor(text: str, old: str) -> str:
     told, earlier = _place(text), _place(old)
     if not earlier:
         return text
-    header, rows = _table(old)
-    other = [name for name in header if name.startswith("on ")]
-    column, name = (other[0], other[0]) if other else (None, "")
-    if earlier[1] != told[1]:
-        column = next((name for name in header if name.startswith(_RATIO)), None)
-        name = f"on {earlier[1]}, {earlier[0]}"
-    if column is None:
+    name, values = "", defaultdict[tuple[str, ...], list[str]](list)  # a line's values, in the order of the page
+    for header, rows in _tables(old):
+        own, other = _column(header, _VALUES), _column(header, "on ")
+        place = other if earlier[1] == told[1] else own
+        if place is None:
+            continue
+        name = header[place] if place == other else f"on {earlier[1]}, {earlier[0]}"
+        for row in rows:
+            values[_line(header, row)].append(_QUARTILES.sub("", row[place]))
+    if not name:
         return text
-    place = header.index(column)
-    ratios = {_line(header, row): row[place].partition(" ")[0] for row in rows}
-    lines, inside = [], False
+    lines, header = [], list[str]()
     for line in text.splitlines():
         cells = _cells(line)
-        if cells and any(cell.startswith(_RATIO) for cell in cells):
-            inside, new_header = True, cells
-            cells = [*cells[:-1], name, cells[-1]]
-        elif inside and cells:
-            own = "---" if set(cells) <= {"---"} else ratios.get(_line(new_header, cells), "")
-            cells = [*cells[:-1], own, cells[-1]]
+        if not header and _column(cells, _VALUES) is not None:
+            header, added = cells, name
+        elif header and cells:
+            found = values[_line(header, cells)]
+            added = "---" if set(cells) <= {"---"} else found.pop(0) if found else ""
         else:
-            inside = False
-        lines.append(f"| {' | '.join(cells)} |" if inside else line)
+            header = []
+        lines.append(f"| {' | '.join([*cells[:-1], added, cells[-1]])} |" if header else line)
     return "\n".join(lines)
 
 
@@ -66,19 +69,22 @@ def _place(text: str) -> tuple[str, str] | None:
     return None if found is None else (found[1], found[2])
 
 
-def _table(text: str) -> tuple[list[str], Rows]:
-    """Return the header and the rows of the table of ratios."""
-    header: list[str] = []
-    rows: Rows = []
-    for line in text.splitlines():
+def _tables(text: str) -> Iterator[tuple[list[str], Rows]]:
+    """Yield header and rows of the tables of ratios and of single measurements."""
+    header, rows = list[str](), Rows()
+    for line in [*text.splitlines(), ""]:
         cells = _cells(line)
-        if not header and any(cell.startswith(_RATIO) for cell in cells):
-            header = cells
-        elif header and not cells:
-            break
-        elif header and not set(cells) <= {"---"}:
+        if not header and _column(cells, _VALUES) is not None:
+            header, rows = cells, []
+        elif header and cells and not set(cells) <= {"---"}:
             rows.append(cells)
-    return header, rows
+        elif header and not cells:
+            yield header, rows
+            header = []
+
+
+def _column(header: list[str], title: str | tuple[str, ...]) -> int | None:
+    return next((place for place, name in enumerate(header) if name.startswith(title)), None)
 
 
 def _cells(line: str) -> list[str]:

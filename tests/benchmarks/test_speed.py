@@ -107,3 +107,4 @@ def test_a_report_becomes_a_table_a_picture_and_a_part_of_the_readme(tmp_path):
         page.refresh(other, readme)
         assert "| ratio of times (quartiles) | on 2 cores of p, 2026-01-01 | goal |" in readme.read_text()
         assert "| 0.38 (0.31 to 0.44) | 0.38 | <= 0.5, met |" in readme.read_text()
+        assert "| 39.0 (34.5 to 44.5) us/step | 39.0 us/step | <= 40, met |" in readme.read_text()

@@ -392,8 +392,11 @@ class Saver:
 
 def _last_write(folder: Path) -> tuple[float, int]:
     """Return the Unix time and step of a folder's latest snapshot; zeros if none."""
-    entries = [entry for entry in checkpoint.available(snapshots_of(folder)) if not entry.problem]
-    return ((entries[-1].path / MANIFEST).stat().st_mtime, entries[-1].step) if entries else (0.0, 0)
+    with contextlib.suppress(CheckpointError, OSError):  # reading the folder raises it, on all processes together
+        entries = [entry for entry in checkpoint.available(snapshots_of(folder)) if not entry.problem]
+        if entries:
+            return (entries[-1].path / MANIFEST).stat().st_mtime, entries[-1].step
+    return 0.0, 0
 
 
 def groups_of(snapshot: Snapshot) -> dict[str, Mapping[str, Any]]:

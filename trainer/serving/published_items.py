@@ -232,7 +232,7 @@ class PublishedItems:
         return {self.history: [list(history_ids) for history_ids in history]}, excluded
 
     def parse_filters(self, texts: Sequence[str]) -> dict[str, list[Any]]:
-        """Parse filters such as ``genre=comedy``; values of numeric columns become numbers.
+        """Parse filters such as ``genre=comedy``; numeric columns take numbers.
 
         Raises:
             ConfigurationError: a filter has no "=", names an unknown column, or has text for a numeric column.
