@@ -100,7 +100,7 @@ def test_what_cannot_be_repeated_is_refused_by_name():
     make = lambda **options: Trainer(Dropping(), nn.MSELoss(), "adam", deterministic=True, **options)  # noqa: E731
     with pytest.raises(ConfigurationError, match=r"nn\.Dropout draws masks .* add exact_resume=True"):
         make()
-    with pytest.raises(ConfigurationError, match="not compiled follow the number of cores"):
+    with pytest.raises(ConfigurationError, match="uncompiled operators depend on the number of cores"):
         make(compile=False, exact_resume=True)
     with pytest.raises(ConfigurationError, match=r'lower precision .* use amp_level="O0"'):
         make(exact_resume=True, amp_level="O2")
