@@ -102,7 +102,7 @@ def test_what_cannot_be_repeated_is_refused_by_name():
         make()
     with pytest.raises(ConfigurationError, match="uncompiled operators depend on the number of cores"):
         make(compile=False, exact_resume=True)
-    with pytest.raises(ConfigurationError, match=r'lower precision .* use amp_level="O0"'):
+    with pytest.raises(ConfigurationError, match=r'lower precision, .* use amp_level="O0"'):
         make(exact_resume=True, amp_level="O2")
     make(exact_resume=True)
     with pytest.raises(TypeError, match="deterministic"):
