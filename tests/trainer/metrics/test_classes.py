@@ -83,13 +83,14 @@ def test_a_window_that_an_older_release_began_is_continued(digits, labels_of):
 
 
 def test_a_window_of_binary_labels_that_an_older_release_began_is_continued():
-    scores, labels = np.array([0.2, 0.9, 0.6, 0.1]), np.array([0, 1, 0, 0])
+    scores, labels = np.array([0.2, 0.6, 0.9, 0.1]), np.array([0, 1, 0, 0])
     whole, began, resumed = Accuracy(), Accuracy(), Accuracy()
     whole.update(scores * 4 - 2, labels)
     began.update(scores[:2] * 4 - 2, labels[:2])
     state = began.state_dict()
     older = {name: value for name, value in state["json"].items() if name not in ("right_classes", "not_one_hot")}
     resumed.load_state_dict({**state, "json": older})
+    assert resumed.value() == began.value() == 1.0
     resumed.update(scores[2:] * 4 - 2, labels[2:])
     assert resumed.value() == whole.value() == 0.75
 
