@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import decimal
 import hashlib
 from dataclasses import dataclass
@@ -98,8 +99,12 @@ _TEXTS = {str, bytes, np.str_, np.bytes_}
 
 def _ids_of_objects(values: np.ndarray, name: str) -> np.ndarray:
     objects = values.ravel()
-    if set(map(type, objects)) <= _TEXTS:
+    types = set(map(type, objects))
+    if types <= _TEXTS:
         return hash_strings(values)
+    if types == {int}:
+        with contextlib.suppress(OverflowError):  # below, integers from 2**63 on are ids modulo 2**64
+            return values.astype(np.int64)
     numbers = [_number_of(value, name) for value in objects]
     is_number = np.array([number is not None for number in numbers], bool)
     ids = np.empty(len(objects), np.int64)
