@@ -3,6 +3,7 @@ import itertools
 import numpy as np
 import pyarrow as pa
 import pytest
+from mindspore import dataset as ds
 
 from trainer.errors import DataError, StreamError
 from trainer.features import Categorical, Features, ListFeature, Numeric
@@ -103,7 +104,6 @@ def test_faulty_items_are_named():
 
 
 def test_mindspore_datasets_bounded_and_endless(resumes):
-    ds = pytest.importorskip("mindspore.dataset")
     data = ds.NumpySlicesDataset({"user": np.arange(TOTAL, dtype=np.int32)}, shuffle=False).batch(4)
     resumes(lambda: IterableStream(data), list(range(TOTAL)), max_rows=3, every=4)
 
@@ -117,7 +117,6 @@ def test_mindspore_datasets_bounded_and_endless(resumes):
 
 
 def test_a_shuffled_pipeline_without_a_seed_resumes_in_the_order_that_was_read(resumes, read):
-    ds = pytest.importorskip("mindspore.dataset")
     before = ds.config.get_seed()
     ds.config.set_seed(5489)  # MindSpore's value without a seed
     try:
