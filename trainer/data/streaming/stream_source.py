@@ -6,12 +6,12 @@ import logging
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from ...errors import DataError, StreamError, did_you_mean
-from ...features.stream_rows import RAW
+from ...features.stream_rows import RAW, BatchTransform
 from ...streams import Batch, DeadLetter, IterableStream, Stream, advance, concat
 from ...streams.batch import far_ahead
 from ...streams.dead_letter import BadRow
@@ -29,16 +29,6 @@ _CALLS_AHEAD = 6  # calls being trained, queued, prepared and read, of streams t
 
 
 CountedRows = Callable[[Sequence[np.ndarray]], Sequence["np.ndarray | None"]]
-
-
-class Transform(Protocol):
-    """Turns batches of raw rows into columns (`features.stream_rows.BatchTransform`)."""
-
-    def begin(self) -> None: ...
-    def __call__(self, batch: Batch) -> Batch: ...
-    def learn(self, batch: Batch, state: Any) -> None: ...
-    def trained_to(self, state: Any, *, updated: bool) -> None: ...
-    def go_back(self) -> None: ...
 
 
 class StreamSource(Source):
@@ -63,7 +53,7 @@ class StreamSource(Source):
         extras: Sequence[str] = (),  # columns kept on the host with the batch (the group of a metric)
         counted_rows: CountedRows | None = None,
         list_types: ListTypes | None = None,
-        transform: Transform | None = None,
+        transform: BatchTransform | None = None,
         flush_after: float = 1.0,  # seconds without a row after which an incomplete call is trained
         idle_timeout: float | None = None,  # seconds without a row after which the stream counts as ended
         restarts: bool = False,  # whether every call reads from the beginning; else `go_back` seeks to the trained rows
