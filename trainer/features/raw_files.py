@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,14 +13,12 @@ from ..errors import ConfigurationError, DataError
 from ..storage.cached_segments import local_files
 from ..streams.formats.csv_format import CsvFormat
 from ..streams.formats.schema import Schema
-from ..streams.sources.files import FileStream
-from ..streams.sources.whole_table import names_of_file
+from ..streams.sources.whole_table import names_of_file, read_batches
 from .features import Features
 from .raw_rows import AbsentColumns, BadRowCounter, RawData, Rows
 
 PARTS = ("train", "valid", "test")
 IN_MEMORY_BYTES = 1 << 26  # files of a smaller total size are kept in memory
-PART_ROWS = 1 << 16
 _SEED = stable_seed("part")
 
 
@@ -87,7 +84,8 @@ class RawFiles(RawData):
         # the rows of a part are counted among those that have a label, or divided by their event time
         schema = features.schema_of(labelled=labelled or self.part is not None, kept=kept)
         select, absent, first, kept_rows = self.part_filter(features), AbsentColumns(schema), 0, 0
-        for rows in read_files(self.path, schema, bad_rows):
+        for batch in read_batches(self.path, schema, bad_rows):
+            rows = Rows(dict(batch.columns), batch.rows)
             absent.note(rows.columns, rows.good)
             part = select(rows, first)
             yield part
@@ -125,7 +123,7 @@ class RawFiles(RawData):
     def _part_starts(self, features: Features, column: str) -> np.ndarray:
         """Return the times at which the parts "valid" and "test" start."""
         schema = Schema({column: features.schema.fields[column]}, csv=features.csv)
-        times = [rows.columns[column] for rows in read_files(self.path, schema, BadRowCounter())]
+        times = [batch.columns[column] for batch in read_batches(self.path, schema, BadRowCounter())]
         if not times:
             raise DataError(f"{self.path}: no row has a time in column {column!r}, which the split needs")
         ordered = np.sort(np.concatenate(times))
@@ -135,21 +133,3 @@ class RawFiles(RawData):
 
 def _select(rows: Rows, mask: np.ndarray) -> Rows:
     return Rows({name: column[mask] for name, column in rows.columns.items()}, int(mask.sum()))
-
-
-@contextlib.contextmanager
-def open_files(path: Path, schema: Schema, bad_rows: BadRowCounter) -> Iterator[FileStream]:
-    """Open files as a stream that ends; raise DataError if they do not exist."""
-    if not path.exists():
-        raise DataError(f"{path}: no such file or folder")
-    with contextlib.closing(FileStream(path, schema, end="at_last", dead_letter=bad_rows)) as stream:
-        yield stream
-
-
-def read_files(path: Path, schema: Schema, bad_rows: BadRowCounter, max_rows: int = PART_ROWS) -> Iterator[Rows]:
-    """Yield the good rows of files, at most `max_rows` at a time."""
-    with open_files(path, schema, bad_rows) as stream:
-        while not stream.exhausted:
-            batch = stream.poll(max_rows, 1.0)
-            if batch is not None:
-                yield Rows(dict(batch.columns), batch.rows)

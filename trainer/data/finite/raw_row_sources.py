@@ -13,9 +13,10 @@ import numpy as np
 from ...errors import DataError, StreamError
 from ...features.feature_data import KeptColumns, batches_of, inputs_of, learns_from_next
 from ...features.features import Features
-from ...features.raw_files import PART_ROWS, RawFiles, open_files
+from ...features.raw_files import RawFiles
 from ...features.raw_rows import AbsentColumns, BadRowCounter, Rows
 from ...streams.sources.files import FileStream
+from ...streams.sources.whole_table import PART_ROWS, open_files
 from ..as_columns import Columns, as_columns
 from ..source import Item, Source
 from .block_source import BlockSource, rebatched

@@ -46,17 +46,16 @@ class DeclaredRows:
 
     def blocks(self, columns: Mapping[str, Column], size: int, max_bad_share: float) -> Iterator[dict[str, Any]]:
         """Yield blocks of up to `size` good rows as columns; log a summary of bad rows."""
-        from ...features.raw_files import read_files
         from ...features.raw_rows import BadRowCounter
         from ...streams.formats.schema import Schema
+        from ...streams.sources.whole_table import read_batches
 
         present = {name: column for name, column in columns.items() if name in self.names}
         if not present:
             raise ConfigurationError(f"{self.path} has none of the columns {', '.join(columns)}")
         bad_rows = BadRowCounter(max_bad_share)
-        for rows in read_files(self.path, Schema(present, csv=self._csv), bad_rows, size):
-            if rows.good:
-                yield {name: _as_raw(column, present.get(name)) for name, column in rows.columns.items()}
+        for batch in read_batches(self.path, Schema(present, csv=self._csv), bad_rows, size):
+            yield {name: _as_raw(column, present.get(name)) for name, column in batch.columns.items()}
         report = bad_rows.report()
         if report is not None:
             logger.warning("%s: %s", self.path, report)

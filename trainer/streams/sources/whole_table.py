@@ -7,19 +7,21 @@ import csv
 import functools
 import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ...errors import DataError
+from ..batch import Batch
 from ..dead_letter import DeadLetter
 from ..formats import csv_header
 from ..formats.csv_format import CsvFormat
 from ..formats.schema import Schema
 from .files import FileStream
 
-_PART_ROWS = 1 << 16
+PART_ROWS = 1 << 16
 _HEADER_LINES = 1000  # first JSON lines whose keys are the columns
 _LONGEST_LINE = 1 << 20  # characters; the keys of longer lines are not read
 
@@ -51,21 +53,32 @@ def _names_of_lines(path: Path) -> list[str]:
     return list(names)
 
 
+@contextlib.contextmanager
+def open_files(path: Path, schema: Schema, dead_letter: DeadLetter) -> Iterator[FileStream]:
+    """Open files as a stream that ends; raise DataError if they do not exist."""
+    if not path.exists():
+        raise DataError(f"{path}: no such file or folder")
+    with contextlib.closing(FileStream(path, schema, end="at_last", dead_letter=dead_letter)) as stream:
+        yield stream
+
+
+def read_batches(path: Path, schema: Schema, dead_letter: DeadLetter, max_rows: int = PART_ROWS) -> Iterator[Batch]:
+    """Yield the good rows of files, at most `max_rows` at a time."""
+    with open_files(path, schema, dead_letter) as stream:
+        while not stream.exhausted:
+            batch = stream.poll(max_rows, 1.0)
+            if batch is not None:
+                yield batch
+
+
 def read_table(path: Path, schema: Schema, what: str) -> dict[str, Any]:
     """Read all rows of a file or folder; return the columns of the schema by name.
 
     Raises:
         DataError: the path does not exist, has no rows, or has a bad row. `what` begins the message.
     """
-    if not path.exists():
-        raise DataError(f"{path}: no such file or folder")
     dead_letter = DeadLetter(max_bad_share=1.0)
-    parts = []
-    with contextlib.closing(FileStream(path, schema, end="at_last", dead_letter=dead_letter)) as stream:
-        while not stream.exhausted:
-            batch = stream.poll(_PART_ROWS, 1.0)
-            if batch is not None:
-                parts.append(batch.columns)
+    parts = [batch.columns for batch in read_batches(path, schema, dead_letter)]
     if dead_letter.bad:
         raise DataError(f"{what} {path}: {dead_letter.report()}")
     if not parts:
