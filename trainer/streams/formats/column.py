@@ -145,6 +145,9 @@ class Column:
         strict = refuse_bools and not self.coerce
         if not len(values):
             return self.blank(0), {}
+        if isinstance(values, Ragged) and not self.ragged:  # an empty list stands for a missing value
+            lists: Any = values
+            values = [row if len(row) else MISSING for row in lists]
         convert: Any = conversion.lists if self.ragged else conversion.fixed if self.shape else conversion.single
         array, bad = convert(self, values, text, strict)
         if self.accepts is not None:

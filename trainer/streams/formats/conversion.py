@@ -33,9 +33,6 @@ class RangeError(Exception):
 
 def single(column: Column, values: Any, text: bool, strict: bool) -> tuple[np.ndarray, Misfits]:
     """Convert rows of one value each."""
-    if isinstance(values, Ragged):
-        rows: Any = values
-        values = [row if len(row) else MISSING for row in rows]
     masked = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
     exact = None
     if isinstance(values, np.ndarray) and values.ndim == 1:
@@ -220,16 +217,11 @@ def _fit(column: Column, exact: np.ndarray, absent: np.ndarray | None, bad: Misf
 def fixed(column: Column, values: Any, text: bool, strict: bool) -> tuple[np.ndarray, Misfits]:
     """Convert rows of a fixed shape; a row of another shape is a misfit."""
     size = math.prod(n for n in column.shape if n is not None)
-    if isinstance(values, Ragged):  # an empty list stands for a missing row
-        rows: Any = values
-        values = [row if len(row) else MISSING for row in rows]
-    if isinstance(values, np.ndarray) and values.shape[1:] == column.shape and values.dtype != object:
-        array, inner = _convert_inner(column.element, values.reshape(-1), text, strict)
-        return array.reshape(len(values), *column.shape), _first_per_row(inner, np.repeat(np.arange(len(values)), size))
+    blank = ["" if column.dtype.kind == "U" else 0] * size
     flat: list[Any] = []
     bad: Misfits = {}
-    blank = ["" if column.dtype.kind == "U" else 0] * size
-    for row, value in enumerate(values):
+    is_array = isinstance(values, np.ndarray) and values.shape[1:] == column.shape and values.dtype != object
+    for row, value in enumerate(() if is_array else values):
         if is_missing(value) and column.default is None:
             bad[row] = "is missing"
         try:
@@ -237,7 +229,7 @@ def fixed(column: Column, values: Any, text: bool, strict: bool) -> tuple[np.nda
         except MisfitError as misfit:
             bad[row] = f"takes rows of shape {list(column.shape)}; {misfit}: "
             flat += blank
-    array, inner = _convert_inner(column.element, flat, text, strict)
+    array, inner = _convert_inner(column.element, values.reshape(-1) if is_array else flat, text, strict)
     misfits = _first_per_row(inner, np.repeat(np.arange(len(values)), size))
     return array.reshape(len(values), *column.shape), {**misfits, **bad}
 
