@@ -9,11 +9,13 @@ from __future__ import annotations
 import heapq
 import zlib
 from dataclasses import dataclass
+from operator import attrgetter
 from time import monotonic
 from typing import Any
 
 import numpy as np
 
+from ...embedding.tables.hashing import mix64
 from ...errors import DataError
 from ..base import Stream
 from ..batch import STATE, Batch, Position, advance, far_ahead
@@ -22,6 +24,7 @@ from .packed_columns import exact_array, pack, unpack
 
 _WAITING = -1
 _READ_ROWS = 4096
+_FIELDS = attrgetter("key", "time", "matched", "value")  # of an outcome, as `OutcomeBuffer.pack` stores them
 
 
 class Side:
@@ -367,7 +370,7 @@ class OutcomeBuffer:
         """Return the outcomes kept at the end of a round, encoded as JSON."""
         arrived = [o for o in self._log if o.arrival <= round_number]
         kept = [o for o in arrived if o.dropped_round is None or o.dropped_round > round_number]
-        return [pack(exact_array(values), "key") for values in zip(*map(_fields_of, kept), strict=True)]
+        return [pack(exact_array(values), "key") for values in zip(*map(_FIELDS, kept), strict=True)]
 
     def restore(self, packed: list[Any], arrival: int) -> None:
         """Add outcomes encoded by `pack`, as if they had arrived in round `arrival`."""
@@ -376,25 +379,17 @@ class OutcomeBuffer:
                 self.add(Outcome(key, time, arrival, matched, *value))
 
 
-def _fields_of(outcome: Outcome) -> tuple[Any, ...]:
-    return outcome.key, outcome.time, outcome.matched, outcome.value
-
-
 def hash_to_unit(keys: np.ndarray, seed: int) -> np.ndarray:
     """Hash each key and the seed to a number in [0, 1).
 
-    Keys are mixed by the finaliser of SplitMix64 (Steele, Lea and Flood, 2014). Text is first hashed to 64 bits with
-    CRC-32 and Adler-32.
+    Text is first hashed to 64 bits with CRC-32 and Adler-32.
     """
     if keys.dtype.kind in "iub":
-        mixed = keys.astype(np.int64).view(np.uint64).copy()
+        hashes = keys.astype(np.int64).view(np.uint64)
     else:
         texts = [str(key).encode("utf-8") for key in keys.tolist()]
-        mixed = np.array([zlib.crc32(text) | (zlib.adler32(text) << 32) for text in texts], dtype=np.uint64)
-    mixed += np.uint64((0x9E3779B97F4A7C15 * (seed + 1)) % 2**64)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
+        hashes = np.array([zlib.crc32(text) | (zlib.adler32(text) << 32) for text in texts], dtype=np.uint64)
+    mixed = mix64(hashes + np.uint64((0x9E3779B97F4A7C15 * seed) % 2**64))
     return (mixed >> np.uint64(11)).astype(np.float64) / 2.0**53
 
 
