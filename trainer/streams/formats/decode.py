@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 MAX_RECORD_BYTES = 16 << 20
 _KEPT_BYTES = 1 << 16  # bytes of a record that are kept for the dead-letter file
 _MIN_BLOCK_BYTES = 1 << 16  # minimum bytes of JSON messages that are read faster as a block
-_MIN_WARNED_BYTES = 1 << 18  # minimum bytes of JSON messages for a warning that they are read one by one
+_MIN_WARNED_BYTES = 1 << 18  # minimum bytes for a warning that they are read line by line
 FORMATS = ("auto", "json", "arrow")
 _ARROW_MAGIC = b"\xff\xff\xff\xff"  # first bytes of an Arrow IPC stream
 
@@ -168,11 +168,17 @@ class Decoder:
         """Return the reason why a record of `size` bytes is too long."""
         return f"takes a record of at most max_record_bytes={self.max_record_bytes}; received one of {size} bytes"
 
-    def warn_line_by_line(self, what: Any, reason: str) -> None:
-        """Warn once that `what`, a file or a source, is read line by line, and why."""
-        if not self._warned:
+    def is_fast(self, what: Any, size: int, by_line: int, reason: str) -> bool:
+        """Return whether at most half of `size` bytes were read line by line; else warn.
+
+        The warning is logged once for each decoder. `reason` says why `what`, a file or a source, is not read in blocks;
+        if it is empty, blocks were not tried.
+        """
+        is_fast = 2 * by_line <= size
+        if not is_fast and size >= _MIN_WARNED_BYTES and reason and not self._warned:
             self._warned = True
             logger.warning("%s is read line by line, several times slower than in blocks: %s", what, reason)
+        return is_fast
 
     def too_long_record(self, size: int, head: bytes) -> Decoded:
         """Return a message with one bad row: a record of `size` bytes."""
@@ -191,9 +197,7 @@ class Decoder:
             with contextlib.suppress(ConfigurationError):  # raised without pyarrow; messages are then read one by one
                 self._parser = json_parser(self.schema)
         by_line, reason = self._decode_json_block(messages, numbers, self._try_halves)
-        self._try_halves = 2 * by_line <= size
-        if size >= _MIN_WARNED_BYTES and not self._try_halves and self._parser:
-            self.warn_line_by_line(self.source, reason)
+        self._try_halves = self.is_fast(self.source, size, by_line, reason)
 
     def _decode_json_block(self, messages: _MessageRows, numbers: list[int], try_halves: bool) -> tuple[int, str]:
         """Decode messages as a block; if that fails, in two halves or one by one.
@@ -224,10 +228,7 @@ class Decoder:
             return decoded
         texts = lines.split(b"\n")
         reread = self.schema.from_rows([self._parse_json(texts[bad.row]) for bad in decoded.bad], refuse_bools=True)
-        if len(reread.bad) != len(decoded.bad):
-            raise UnusualError("a row on its own is read differently than in a block")
-        bad = [replace(alone, row=bad.row) for alone, bad in zip(reread.bad, decoded.bad, strict=True)]
-        return replace(decoded, bad=bad)
+        return replace(decoded, bad=bad_rows_of(reread, decoded))
 
     def _decode_json(self, messages: _MessageRows, number: int, payload: bytes) -> None:
         try:
@@ -252,7 +253,7 @@ class Decoder:
             messages.add_unreadable(number, f"not Arrow: {error}")
             return
         if decoded.counts[0]:
-            messages.add_table(number, decoded)
+            messages.add_rows([number], decoded.counts, decoded)
         else:
             messages.add_unreadable(number, "an Arrow message without rows")
 
@@ -281,6 +282,17 @@ class Decoder:
         return Batch(decoded.columns, decoded.event_time, _spans(decoded, origins))
 
 
+def bad_rows_of(alone: Decoded, in_block: Decoded) -> list[BadRow]:
+    """Return the bad rows of a block, with the reasons of the rows read alone.
+
+    Raises:
+        UnusualError: not all of these rows are bad when they are read alone.
+    """
+    if not len(alone.bad) == len(in_block.bad) == alone.counts.sum():
+        raise UnusualError("a row on its own is read differently than in a block")
+    return [replace(bad, message=0, row=row.row) for bad, row in zip(alone.bad, in_block.bad, strict=True)]
+
+
 def _spans(decoded: Decoded, origins: Sequence[Span]) -> tuple[Span, ...]:
     message, row = decoded.message, decoded.row
     if len(message) == len(origins) == decoded.counts.sum():
@@ -303,10 +315,8 @@ class _MessageRows:
         self.schema, self.payloads, self.refuse_bools = schema, payloads, refuse_bools
         self.counts = np.ones(len(payloads), dtype=np.int64)
         self._bad: list[BadRow] = []
-        # JSON rows not converted yet, with their message indexes and row indexes
-        self._rows: list[dict[str, Any]] = []
-        self._message_indices: list[int] = []
-        self._row_indices: list[int] = []
+        # (row, message index, row index) of JSON rows not converted yet
+        self._rows: list[tuple[dict[str, Any], int, int]] = []
         # converted rows including bad ones, with their message indexes and row indexes
         self._parts: list[tuple[Decoded, Any, Any]] = []
 
@@ -318,12 +328,7 @@ class _MessageRows:
         if type(row) is not dict:
             self._bad.append(BadRow(message, number, f"a row is an object; received {type(row).__name__}", row))
             return
-        self._rows.append(row)
-        self._message_indices.append(message)
-        self._row_indices.append(number)
-
-    def add_table(self, message: int, decoded: Decoded) -> None:
-        self.add_rows([message], decoded.counts, decoded)
+        self._rows.append((row, message, number))
 
     def add_rows(self, messages: Sequence[int], counts: np.ndarray, decoded: Decoded) -> None:
         """Add the converted rows of consecutive messages."""
@@ -334,9 +339,9 @@ class _MessageRows:
 
     def _convert_rows(self) -> None:
         if self._rows:
-            decoded = self.schema.from_rows(self._rows, self.refuse_bools)
-            self._parts.append((decoded, self._message_indices, self._row_indices))
-            self._rows, self._message_indices, self._row_indices = [], [], []
+            rows, messages, numbers = zip(*self._rows, strict=True)
+            self._parts.append((self.schema.from_rows(rows, self.refuse_bools), messages, numbers))
+            self._rows = []
 
     def decoded(self) -> Decoded:
         self._convert_rows()

@@ -20,7 +20,7 @@ from ...errors import ConfigurationError, StreamError
 from ..dead_letter import BadRow
 from . import arrow, csv_header, text_blocks
 from .csv_format import CsvFormat, EncodedFile
-from .decode import Decoder
+from .decode import Decoder, bad_rows_of
 from .schema import Decoded, join_parts
 from .text_blocks import BlockParser, UnusualError
 
@@ -28,7 +28,6 @@ BLOCK_BYTES = 1 << 20
 _MAX_QUOTED_BYTES = 1 << 18  # maximum bytes of a multi-line record; Python's csv module takes fields of half that size
 _MAX_QUOTED_LINES = 1_000  # maximum lines of a multi-line record
 _TABLE_ROWS = 65_536
-_MIN_WARNED_BYTES = 1 << 18  # minimum bytes of a block for a warning that it is read line by line
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # as UTF-8
 _MIN_SPLIT_BYTES = 1 << 13  # minimum bytes of a block that is split into halves
 
@@ -82,9 +81,7 @@ class TextReader:
         parts: list[Decoded] = []
         self._records_read, self._by_line_bytes = 0, 0  # records decoded; bytes read line by line
         self._parse(data, parts, self._try_halves)
-        self._try_halves = 2 * self._by_line_bytes <= len(data)
-        if len(data) >= _MIN_WARNED_BYTES and not self._try_halves:
-            self.decoder.warn_line_by_line(self.path, self._reason)
+        self._try_halves = self.decoder.is_fast(self.path, len(data), self._by_line_bytes, self._reason)
         decoded = join_parts(parts)
         if decoded.bad:
             lines = self._line_numbers(address, data)
@@ -149,12 +146,7 @@ class TextReader:
             return decoded
         lines = data.split(b"\n")
         reread = self.decode([lines[bad.row] for bad in decoded.bad])
-        if len(reread.bad) != len(decoded.bad) or reread.counts.sum() != len(decoded.bad):
-            raise UnusualError("a line on its own is read differently than in a block")
-        bad = [
-            replace(alone, message=0, row=bad.row, line=self._records_read + bad.row)
-            for alone, bad in zip(reread.bad, decoded.bad, strict=True)
-        ]
+        bad = [replace(row, line=self._records_read + row.row) for row in bad_rows_of(reread, decoded)]
         return replace(decoded, bad=bad)
 
     def _decode_records(self, records: Iterable[bytes]) -> Decoded:

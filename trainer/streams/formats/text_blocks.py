@@ -218,7 +218,7 @@ def _checked_lines(data: bytes) -> bytes:
     if not data.isascii():
         data.decode("utf-8")
     if data.startswith(_BYTE_ORDER_MARK):  # pyarrow would drop it
-        raise UnusualError
+        raise UnusualError("the text begins with a byte order mark")
     return data if data.endswith(b"\n") else data + b"\n"
 
 
