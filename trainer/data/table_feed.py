@@ -128,10 +128,10 @@ class TableFeed(ChunkTransform, Stateful):
         tables = kind(network, sample, names, optimizer, accumulate, group)
         return cls(tables) if tables.input_count or tables.planner.fields.dense else None
 
-    def prepare(self, columns: Columns, chunk: Chunk, now: float | None) -> tuple[Columns, Any]:
-        columns, plan = self.tables.planner.plan(
-            columns, chunk.stacked, chunk.num_batches, fill=chunk.start.micro_batches, flush=chunk.flush, now=now
-        )
+    def prepare(self, columns: Columns, chunk: Chunk, now: float | None, **options: Any) -> tuple[Columns, Any]:
+        """Return the graph's columns and the plan; `options` are those of `Planner.plan`."""
+        options |= {"fill": chunk.start.micro_batches, "flush": chunk.flush, "now": now}
+        columns, plan = self.tables.planner.plan(columns, chunk.stacked, chunk.num_batches, **options)
         return (*columns, *plan.inputs), plan
 
     def release(self) -> None:
@@ -230,20 +230,11 @@ class DividedTables(ChunkTransform):
         self.tables.tables.planner.begin(self.group if any_inline else channel)
 
     def prepare(self, columns: Columns, chunk: Chunk, now: float | None) -> tuple[Columns, Any]:
-        planner, channel = self.tables.tables.planner, self.tables.tables.channel
+        channel = self.tables.tables.channel
         before = channel.seconds
-        columns, plan = planner.plan(
-            columns,
-            chunk.stacked,
-            chunk.num_batches,
-            now=now,
-            placeholder=not chunk.num_samples,
-            fill=chunk.start.micro_batches,
-            flush=chunk.flush,
-            last=chunk.ends_epoch,
-        )
+        prepared = self.tables.prepare(columns, chunk, now, placeholder=not chunk.num_samples, last=chunk.ends_epoch)
         chunk.exchange_seconds = channel.seconds - before
-        return (*columns, *plan.inputs), plan
+        return prepared
 
     def release(self) -> None:
         self.tables.release()

@@ -275,16 +275,11 @@ def _are_arrays(data: Any) -> bool:
     """Return whether `data` is an array, a frame, or a dict or tuple of arrays only."""
     if is_frame(data) or (hasattr(data, "shape") and hasattr(data, "dtype")):
         return True
-    values: Sequence[Any]
-    if isinstance(data, Mapping):
-        values = list(data.values())
-        if values and all(isinstance(v, list) or _are_arrays(v) or hasattr(v, "to_pylist") for v in values):
-            return True
-    elif isinstance(data, tuple):
-        values = data
-    else:
+    if not isinstance(data, Mapping | tuple) or not data:
         return False
-    return bool(values) and all(hasattr(v, "shape") and (hasattr(v, "dtype") or is_frame(v)) for v in values)
+    if isinstance(data, Mapping):
+        return all(isinstance(v, list) or _are_arrays(v) or hasattr(v, "to_pylist") for v in data.values())
+    return all(hasattr(v, "shape") and (hasattr(v, "dtype") or is_frame(v)) for v in data)
 
 
 def _is_array(item: Any) -> bool:

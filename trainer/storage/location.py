@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import durable
+from ..checks import require
 from ..errors import ConfigurationError, did_you_mean
 from ..masking import mask_text
 
@@ -237,11 +238,8 @@ def _open_filesystem(url: str) -> tuple[Any, str]:
     if problem is not None:
         raise ConfigurationError(problem)
     scheme, shown = url.partition(":")[0].lower(), mask_text(url)
-    try:
-        import pyarrow
-        import pyarrow.fs as fs
-    except ImportError:
-        raise ConfigurationError(f"{shown} needs PyArrow: pip install 'mindspore-trainer[s3]'") from None
+    pyarrow = require("pyarrow", f"{shown} needs PyArrow", "s3")
+    fs = require("pyarrow.fs", f"{shown} needs PyArrow", "s3")
     if int(pyarrow.__version__.partition(".")[0]) < _MIN_PYARROW:
         raise ConfigurationError(
             f"{shown} needs PyArrow {_MIN_PYARROW} or later; installed is {pyarrow.__version__}: "

@@ -15,9 +15,9 @@ from time import monotonic
 from typing import Any
 
 from ...errors import ConfigurationError, StreamError
-from ...storage.cached_segments import CachedSegments
+from ...storage.cached_segments import CHECKSUM_SUFFIX, CachedSegments
 from ..batch import Cursor, Position, cursors_of
-from .segment import CHECKSUM_SUFFIX, Progress
+from .segment import Progress
 
 logger = logging.getLogger(__name__)
 

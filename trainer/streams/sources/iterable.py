@@ -74,8 +74,8 @@ class IterableStream(BufferedStream):
         self.dead_letter = DeadLetter.of(dead_letter, max_bad_share)
         self.allow_nan = allow_nan if isinstance(allow_nan, bool) else tuple(allow_nan)
         choice("rows", rows, ("auto", "batch", "single"))
-        self._is_dataset = hasattr(source, "create_dict_iterator")
-        if not (self._is_dataset or callable(source) or isinstance(source, Iterable)):
+        self.reads_pipeline = hasattr(source, "create_dict_iterator")
+        if not (self.reads_pipeline or callable(source) or isinstance(source, Iterable)):
             refuse("IterableStream", "an iterable, a function that returns one or a mindspore.dataset", source)
         self._source: Any = source
         self._names = None if names is None else list(names)
@@ -84,7 +84,6 @@ class IterableStream(BufferedStream):
         self._stateful = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
         self._states: dict[int, Any] = {}
         self._lock = Lock()
-        self.reads_pipeline = self._is_dataset
         self.sharing = Sharing.ALONE if self._is_one_shot else Sharing.REPEATABLE
         self._iterator: Iterator[Any] | None = None
         self._item = self._skip = 0
@@ -101,7 +100,7 @@ class IterableStream(BufferedStream):
 
     def _new_iterator(self) -> Iterator[Any]:
         source = self._source
-        if self._is_dataset:
+        if self.reads_pipeline:
             with seeded(current_seed() or 0):  # without a seed, a pipeline would shuffle anew, and no position hold
                 return iter(source.create_dict_iterator(num_epochs=1, output_numpy=True))
         made = source() if callable(source) and not isinstance(source, Iterable) else source

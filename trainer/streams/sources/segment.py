@@ -12,12 +12,12 @@ from pathlib import Path
 
 from ...checkpoint import durable
 from ...errors import StreamError
+from ...storage.cached_segments import CHECKSUM_SUFFIX
 from ..batch import Cursor, Offset
 from ..formats.segments import Piece, Reader, TextReader
 
 logger = logging.getLogger(__name__)
 
-CHECKSUM_SUFFIX = ".sha256"
 _CHECKSUM_LINE = re.compile(rb"\\?([0-9a-fA-F]{64})(?:[ \t].*)?")
 _MAX_CHECKSUM_BYTES = 65_536  # bytes of a checksum file that are read
 _HEAD_BYTES, _TAIL_BYTES = 16_384, 4_096  # bytes covered by a fingerprint
