@@ -17,7 +17,6 @@ from ..batch import Batch, Span
 from ..dead_letter import BadRow, DeadLetter
 from . import arrow
 from .column import MISSING
-from .json_messages import as_lines
 from .schema import Decoded, Schema, as_schema, join_parts
 from .text_blocks import BlockParser, UnusualError, json_parser
 
@@ -62,6 +61,7 @@ def has_long_number(payload: bytes) -> bool:
     return _LONG in digits and _LONG in digits.replace(b"." + _LONG, b".")  # a fraction may have as many digits
 
 
+_SPACE = b" \t\r\n"
 _parse_value = json.JSONDecoder().raw_decode
 
 
@@ -280,6 +280,28 @@ class Decoder:
         if not len(decoded.message):
             return None
         return Batch(decoded.columns, decoded.event_time, _spans(decoded, origins))
+
+
+def as_lines(payloads: Sequence[bytes]) -> tuple[bytes, np.ndarray]:
+    """Return lines of one row each, and the number of rows in each message, int64.
+
+    A list of rows is split at every ``},{``. As that may also occur within a row, the parser of the lines must check
+    that each line is exactly one object.
+
+    Raises:
+        UnusualError: a message contains line ends, or is neither an object nor a list.
+    """
+    lines, counts = [], np.ones(len(payloads), np.int64)
+    for number, payload in enumerate(payloads):
+        line = payload.strip(_SPACE)
+        if b"\n" in line or line[:1] not in (b"{", b"["):
+            raise UnusualError("a message holds line ends, or neither an object nor a list of objects")
+        if line.startswith(b"[") and line.endswith(b"]"):
+            line = line[1:-1].strip(_SPACE).replace(b"}, {", b"}\n{").replace(b"},{", b"}\n{")
+            counts[number] += line.count(b"\n")
+        lines.append(line)
+    lines.append(b"")
+    return b"\n".join(lines), counts
 
 
 def bad_rows_of(alone: Decoded, in_block: Decoded) -> list[BadRow]:
