@@ -171,8 +171,8 @@ class Decoder:
     def is_fast(self, what: Any, size: int, by_line: int, reason: str) -> bool:
         """Return whether at most half of `size` bytes were read line by line; else warn.
 
-        The warning is logged once for each decoder. `reason` says why `what`, a file or a source, is not read in blocks;
-        if it is empty, blocks were not tried.
+        The warning is logged once for each decoder. `reason` says why `what`, a file or a source, is not read in
+        blocks; if it is empty, blocks were not tried.
         """
         is_fast = 2 * by_line <= size
         if not is_fast and size >= _MIN_WARNED_BYTES and reason and not self._warned:
