@@ -21,7 +21,6 @@ import math
 import os
 import platform
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -58,16 +57,6 @@ def claim_run_dir(preferred: Path) -> Path:
             raise ConfigurationError(f"run_dir: {folder} cannot be created: {error.strerror or error}") from error
         number += 1
         folder = preferred.with_name(f"{preferred.name}-{number}")
-
-
-def scratch_folder() -> Path:
-    """Return a temporary folder, which is removed when the process exits."""
-    folder = tempfile.TemporaryDirectory(prefix="trainer-rank-")
-    _temporary_folders.append(folder)
-    return Path(folder.name)
-
-
-_temporary_folders: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def remove_rejected(run_dir: Path) -> None:

@@ -147,7 +147,7 @@ def _train_in(
         note_run_folder(run_dir)
         callbacks.append(RunRecord(run_dir / run_folder.RECORD))
     else:
-        run_dir = run_folder.scratch_folder()  # all ranks write records, but only those of rank 0 are kept
+        run_dir = fetch.scratch_folder("rank")  # all ranks write records, but only those of rank 0 are kept
     seconds_before, resumed = 0.0, None
     if resume:
         callbacks.append(_GivenValues(config, trainer.optimizer))
