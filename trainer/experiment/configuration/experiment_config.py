@@ -24,20 +24,22 @@ from .yaml_tree import Tree
 
 _RESUME = "trainer {} --resume RUN"
 _TRAINER = sections.KeywordArguments(
-    elsewhere={
+    "trainer.Trainer",
+    {
         **{name: f"section {name}" for name in ("network", "features", "optimizer", "metrics")},
         "loss_fn": "section loss",
         "seed": "key seed",
         "run_dir": "key run_dir",
-    }
+    },
 )
 _CALLBACKS = {"callbacks": "section callbacks"}
 _FIT = sections.KeywordArguments(
-    "fit",
+    "trainer.Trainer.fit",
     {"train_dataset": "data.train", "valid_dataset": "data.valid", **_CALLBACKS, "resume": _RESUME.format("fit")},
 )
 _ONLINE = sections.KeywordArguments(
-    "online_train", {"stream": "data.stream", **_CALLBACKS, "resume": _RESUME.format("online")}
+    "trainer.Trainer.online_train",
+    {"stream": "data.stream", **_CALLBACKS, "resume": _RESUME.format("online")},
 )
 _BASELINE = sections.KeywordArguments(
     "trainer.report.baseline.Baseline",
@@ -109,7 +111,8 @@ class ExperimentConfig(Section):
     ] = cast(Any, None)
     """URL that the run folder is mirrored to, such as ``s3://bucket/run``; None: no mirror."""
     init_from: Annotated[
-        Mapping[str, Any] | None, sections.KeywordArguments("init_from", fill_defaults=False, shorthand="path")
+        Mapping[str, Any] | None,
+        sections.KeywordArguments("trainer.Trainer.init_from", fill_defaults=False, shorthand="path"),
     ] = None
     """Arguments of `Trainer.init_from`, applied before `fit` and `online`; None: training starts from new weights."""
     features: Annotated[Mapping[str, Any] | None, sections.FeaturesSection()] = None

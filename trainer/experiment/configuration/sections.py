@@ -169,27 +169,22 @@ class MetricsSection(ObjectSection):
 
 @dataclass(frozen=True)
 class KeywordArguments(SectionType):
-    """Keyword arguments of `Trainer`, of one of its methods, or of another class.
+    """Keyword arguments of a class or a method.
 
     Attributes:
-        method: name of the method, or dotted path of the other class; "" for `Trainer` itself.
+        target: dotted path of the class or method.
         elsewhere: arguments that other sections set, each mapped to the name of that section.
         fill_defaults: whether missing arguments are filled in with their defaults.
         shorthand: argument that a string as the whole section sets; "" if the section must be a mapping.
     """
 
-    method: str = ""
+    target: str
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     fill_defaults: bool = True
     shorthand: str = ""
 
     def _signature(self, section: str) -> tuple[Signature, Any]:
-        from ...trainer import Trainer
-
-        if is_dotted(self.method):
-            target = resolve(self.method)
-        else:
-            target = getattr(Trainer, self.method) if self.method else Trainer
+        target = resolve(self.target)
         signature = signature_of(inspect.unwrap(target))
         parameters = {name: p for name, p in signature.parameters.items() if name != "self"}
         accepts = {name: signature.accepts[name] for name in parameters}
