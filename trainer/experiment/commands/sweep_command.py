@@ -12,42 +12,32 @@ from ...errors import ConfigurationError, TrainerError
 
 logger = logging.getLogger(__name__)
 
-_OF_A_NEW_SWEEP: dict[str, tuple[str, Any]] = {  # option -> (its attribute, its default)
-    "--vary": ("vary", []),
-    "--monitor": ("monitor", "val_loss"),
-    "--mode": ("mode", "auto"),
-    "--search": ("search", "grid"),
-    "--trials": ("trials", None),
-    "--prune": ("prune", False),
-    "--seed": ("seed", 0),
-    "--online": ("online", False),
-    "--output": ("output", None),
-    "--set": ("overrides", []),
-}
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
     add = parser.add_argument
     add("config", metavar="CONFIG", nargs="?", help="experiment file (YAML)")
     add("--resume", metavar="FOLDER", type=Path, help="continue the sweep of this folder")
-    add(
-        "--vary",
-        metavar="A.B=VALUES",
-        action="append",
-        default=[],
-        help="values of an option: 1,2,3 or [64,32],[128] or 0.1..1 or 1e-4..1e-1:log; may be given several times",
-    )
-    add("--monitor", metavar="METRIC", default="val_loss", help="what decides; default: val_loss")
-    add("--mode", choices=("auto", "min", "max"), default="auto", help="default: as the metric declares")
-    add("--search", choices=("grid", "random", "optuna"), default="grid", help="default: grid")
-    add("--trials", type=int, metavar="N", help="how many; default: the whole grid")
-    add("--prune", action="store_true", help="end trials without a prospect early (optuna)")
     add("--processes", type=int, default=1, metavar="N", help="trials at the same time; default: 1")
-    add("--seed", type=int, default=0, help="of the draws; default: 0")
-    add("--online", action="store_true", help="trials of `trainer online`; default: fit")
-    add("--output", metavar="FOLDER", type=Path, help="default: sweeps/<name of CONFIG>")
-    add("--set", metavar="A.B=C", action="append", default=[], dest="overrides", help="of every trial")
+    of_a_new_sweep = [
+        add(
+            "--vary",
+            metavar="A.B=VALUES",
+            action="append",
+            default=[],
+            help="values of an option: 1,2,3 or [64,32],[128] or 0.1..1 or 1e-4..1e-1:log; may be given several times",
+        ),
+        add("--monitor", metavar="METRIC", default="val_loss", help="what decides; default: val_loss"),
+        add("--mode", choices=("auto", "min", "max"), default="auto", help="default: as the metric declares"),
+        add("--search", choices=("grid", "random", "optuna"), default="grid", help="default: grid"),
+        add("--trials", type=int, metavar="N", help="how many; default: the whole grid"),
+        add("--prune", action="store_true", help="end trials without a prospect early (optuna)"),
+        add("--seed", type=int, default=0, help="of the draws; default: 0"),
+        add("--online", action="store_true", help="trials of `trainer online`; default: fit"),
+        add("--output", metavar="FOLDER", type=Path, help="default: sweeps/<name of CONFIG>"),
+        add("--set", metavar="A.B=C", action="append", default=[], dest="overrides", help="of every trial"),
+    ]
+    parser.set_defaults(of_a_new_sweep=of_a_new_sweep)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -86,7 +76,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_resumed(args: argparse.Namespace) -> None:
     """Raise ConfigurationError if options of a new sweep are given."""
-    given = [option for option, (name, default) in _OF_A_NEW_SWEEP.items() if getattr(args, name) != default]
+    new = args.of_a_new_sweep
+    given = [option.option_strings[0] for option in new if getattr(args, option.dest) != option.default]
     if given:
         raise ConfigurationError(
             f"trainer sweep --resume {args.resume} continues the sweep as it began, and takes only --processes; "
