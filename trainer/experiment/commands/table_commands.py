@@ -16,20 +16,8 @@ from ...errors import ConfigurationError
 def init_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `init`."""
     add = parser.add_argument
-    parser.usage = (
-        "trainer init [-h] [--label COLUMN] [--time COLUMN]\n                    "
-        "[--leave-out COLUMN] [--user COLUMN] [--item COLUMN]\n                    "
-        "[--day-first | --month-first] [--delimiter SIGN]\n                    "
-        "[--encoding NAME] [--decimal SIGN] [--thousands SIGN]\n                    "
-        "[--missing WORD]\n                    "
-        "[--output FILE] [--force] [MODEL] DATA"
-    )
-    add(
-        "words",
-        nargs="+",
-        metavar="[MODEL] DATA",
-        help="a network that `trainer models` lists; a CSV, JSON-lines or Parquet file, or a folder of them",
-    )
+    add("model", metavar="MODEL", nargs="?", help="a network that `trainer models` lists; default: by the columns")
+    add("data", metavar="DATA", type=Path, help="a CSV, JSON-lines or Parquet file, or a folder of them")
     add("--label", metavar="COLUMN", action="append", default=[], help="what is predicted; once for each task")
     add("--time", metavar="COLUMN", help="when a row happened; default: the first column of times")
     add("--user", metavar="COLUMN", action="append", default=[], help="two_tower: known before the choice")
@@ -49,32 +37,38 @@ def init_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def init(args: argparse.Namespace) -> None:
-    """Write a first configuration for a table."""
+    """Write a first configuration for a table, and print what was found in it."""
     from ...streams.formats.csv_format import CsvFormat
-    from .init_command import write_first_config
+    from ..configuration.loader import load_config
+    from .first_config import config_text
     from .init_report import format_report
-    from .proposal import Sides
+    from .proposal import Sides, propose
+    from .table_summary import summarize
 
-    *model, data = args.words
-    if len(model) > 1:
-        raise ConfigurationError(f"trainer init takes [MODEL] DATA; received {' '.join(args.words)}")
-
-    def overwrite(path: Path) -> bool:
-        return args.force or (sys.stdin.isatty() and input(f"{path} exists; replace it? [y/N] ").strip().lower() == "y")
-
-    output, table, proposal = write_first_config(
-        Path(data),
-        *model,
-        labels=args.label,
-        event_time=args.time,
-        sides=Sides(args.user, args.item, args.leave_out),
-        output=args.output,
-        overwrite=overwrite,
-        csv_format=CsvFormat(args.delimiter, args.encoding, args.decimal, args.thousands, missing=tuple(args.missing)),
-        day_first=args.day_first,
-    )
+    output = args.output or Path(f"{args.data.name.partition('.')[0] or 'table'}.yaml")
+    csv_format = CsvFormat(args.delimiter, args.encoding, args.decimal, args.thousands, missing=tuple(args.missing))
+    table = summarize(args.data, given=csv_format, day_first=args.day_first)
+    proposal = propose(table, args.model, args.label, args.time, Sides(args.user, args.item, args.leave_out))
+    text = config_text(table, proposal, output)
+    if output.exists() and not (args.force or _is_confirmed(output)):
+        raise ConfigurationError(f"{output} exists; give --output FILE for another, or --force to replace it")
+    _write(output, text)
+    load_config(output)
     print(format_report(table, proposal))
     print(f"written: {output}\nnext: trainer fit {shlex.quote(str(output))}")
+
+
+def _write(path: Path, text: str) -> None:
+    from ...checkpoint import durable
+
+    try:
+        durable.replace_file(path, text.encode())
+    except OSError as error:
+        raise ConfigurationError(f"--output: {path} cannot be written: {error.strerror or error}") from error
+
+
+def _is_confirmed(path: Path) -> bool:
+    return sys.stdin.isatty() and input(f"{path} exists; replace it? [y/N] ").strip().lower() == "y"
 
 
 def features_arguments(parser: argparse.ArgumentParser) -> None:
@@ -113,17 +107,13 @@ def features(args: argparse.Namespace) -> None:
 
 def schema(args: argparse.Namespace) -> None:
     """Print the JSON schema of experiments, or write it to a file."""
-    from ...checkpoint import durable
     from ..configuration.json_schema import experiment_schema
 
     text = json.dumps(experiment_schema(), indent=1) + "\n"
     if args.output is None:
         print(text, end="")
         return
-    try:
-        durable.replace_file(args.output, text.encode())
-    except OSError as error:
-        raise ConfigurationError(f"--output: {args.output} cannot be written: {error.strerror or error}") from error
+    _write(args.output, text)
     print(f"first line of an experiment, for editors: # yaml-language-server: $schema={args.output}")
 
 

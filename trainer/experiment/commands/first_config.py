@@ -1,19 +1,14 @@
-"""Implement `trainer init`: write a commented first experiment for a table."""
+"""Format the commented first experiment that `trainer init` writes for a table."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...checkpoint import durable
-from ...errors import ConfigurationError
-from ...streams.formats.csv_format import CsvFormat
-from ..configuration.loader import load_config
 from ..configuration.yaml_tree import dump_line
-from .proposal import NO_SIDES, Proposal, Sides, propose, time_options
-from .table_summary import TableSummary, summarize
+from .proposal import Proposal, time_options
+from .table_summary import TableSummary
 
 _HEADER = """\
 # {path}: {rows} rows{looked}, {columns} columns.
@@ -182,30 +177,3 @@ def _yaml_value(value: dict[str, Any], indent: int) -> str:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def write_first_config(
-    data: Path,
-    model: str | None = None,
-    *,
-    labels: Sequence[str] = (),
-    event_time: str | None = None,
-    sides: Sides = NO_SIDES,  # columns of each tower, and columns that are left out
-    output: Path | None = None,  # None: the name of the data with suffix .yaml, in the working directory
-    overwrite: Callable[[Path], bool] = lambda path: False,  # returns whether an existing file may be replaced
-    csv_format: CsvFormat | None = None,  # known options of a CSV file; the others are detected
-    day_first: bool | None = None,
-) -> tuple[Path, TableSummary, Proposal]:
-    """Write a first experiment; return its path, the table summary and the proposal."""
-    output = Path(f"{data.name.partition('.')[0] or 'table'}.yaml") if output is None else output
-    table = summarize(data, given=csv_format, day_first=day_first)
-    proposal = propose(table, model, labels, event_time, sides)
-    text = config_text(table, proposal, output)
-    if output.exists() and not overwrite(output):
-        raise ConfigurationError(f"{output} exists; give --output FILE for another, or --force to replace it")
-    try:
-        durable.replace_file(output, text.encode())
-    except OSError as error:
-        raise ConfigurationError(f"{output} cannot be written: {error.strerror or error}") from error
-    load_config(output)
-    return output, table, proposal
