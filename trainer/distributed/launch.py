@@ -163,8 +163,7 @@ class Supervisor:
         # By default, MindSpore's collectives fail after 30 seconds, when a late process may still be compiling; this
         # supervisor detects failures itself. MindSpore also looks for new processes only every 3 to 5 seconds, which
         # would delay every start.
-        defaults = {"MS_CPU_COMM_OP_TIMEOUT": "1800"}
-        defaults |= {f"MS_RETRY_INTERVAL_{bound}": "1" for bound in ("LOWER", "UPPER")}
+        defaults = {"MS_CPU_COMM_OP_TIMEOUT": "1800", "MS_RETRY_INTERVAL_LOWER": "1", "MS_RETRY_INTERVAL_UPPER": "1"}
         common = {**defaults, **os.environ, "MS_WORKER_NUM": str(job.processes), "MS_SCHED_HOST": _HOST}
         common |= {"MS_SCHED_PORT": str(port), RUN_NOTE_VARIABLE: str(note), RESTART_VARIABLE: str(attempt)}
         if self._run_folder is not None:

@@ -43,6 +43,6 @@ def folder_to_resume() -> str | None:
     return os.environ.get(RESUME_VARIABLE)
 
 
-def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
+def is_launched() -> bool:
     """Return whether a launcher started this process, even as the only worker."""
-    return environment.get("MS_ROLE") in (SCHEDULER, WORKER) and "MS_SCHED_HOST" in environment
+    return os.environ.get("MS_ROLE") in (SCHEDULER, WORKER) and "MS_SCHED_HOST" in os.environ

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import re
 import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -34,7 +35,8 @@ class WatchedProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C reaches the supervisor only, which forwards it
-            preexec_fn=_die_with_parent(),
+            # The library is loaded before the fork, because few calls are safe between fork and exec.
+            preexec_fn=functools.partial(_die_with, os.getpid(), ctypes.CDLL(None)),
         )
         if cores:  # inherited by threads that the process starts later
             with contextlib.suppress(OSError):  # the process has ended, or the cores are unavailable
@@ -103,14 +105,8 @@ def share_of_cores(number: int, processes: int) -> list[int]:
     return cores[first:end]
 
 
-def _die_with_parent() -> Callable[[], None]:
-    """Return a function that makes a child process die with the supervisor."""
-    libc = ctypes.CDLL(None)  # loaded before the fork, because few calls are safe between fork and exec
-    parent = os.getpid()
-
-    def prepare() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return prepare
+def _die_with(parent: int, libc: ctypes.CDLL) -> None:
+    """Make this process, a new child of `parent`, die with its parent."""
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
