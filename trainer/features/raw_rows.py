@@ -48,6 +48,18 @@ class Rows:
         return self.count - len(self.bad)
 
 
+def first_rows(parts: Iterator[Rows], wanted: int) -> Rows:
+    """Return the first `wanted` good rows as one table."""
+    taken: list[dict[str, Any]] = []
+    count = 0
+    while count < wanted and (rows := next(parts, None)) is not None:
+        good = min(rows.good, wanted - count)
+        taken.append({name: column[:good] for name, column in rows.columns.items()})
+        count += good
+    names = taken[0] if taken else ()
+    return Rows({name: np.concatenate([part[name] for part in taken]) for name in names}, count)
+
+
 class BadRowCounter(DeadLetter):
     """Counts the bad rows of finite data by reason; records the place of the first."""
 

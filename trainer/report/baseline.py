@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from ..embedding.layers.embedding_cells import embedding_cells
 from ..errors import ConfigurationError, DataError
 from ..features.feature_data import rows_of
 from ..features.features import Features, Inputs
+from ..features.raw_rows import first_rows
 from ..metrics.adapters import BySlice
 from ..metrics.defaults import BINARY, CLASSES, meaning_of, set_meanings
 from ..metrics.loss import Loss
@@ -99,9 +100,7 @@ class Baseline(Callback):
         else:
             results = self._results(trainer, features)
             first, higher = _first_metric(trainer)
-            importance = _importance(
-                trainer, features, _concatenated(list(_raw_parts(features, self.test, IMPORTANCE_ROWS)))
-            )
+            importance = _importance(trainer, features, self.test)
         best = (max if higher else min)(results, key=lambda name: round(results[name][first], DIGITS))
         if trainer.group.is_main:
             print("\n".join(_table(results)))
@@ -111,13 +110,16 @@ class Baseline(Callback):
 
     def _linear(self, features: Features, loss_fn: Any) -> tuple[Inputs, LinearModel]:
         if self._regression is None:
-            raw = _concatenated(list(_raw_parts(features, self.train, self.rows)))
+            raw = self._training_rows(features)
             if (ignored := meaning_of(loss_fn).ignored) is not None:
                 counts = np.asarray(raw[features.labels[0]]) != ignored
                 raw = {name: column[counts] for name, column in raw.items()}
             inputs = _inputs(features, raw)
             self._regression = inputs, LinearModel(features, inputs, _classes(features, inputs, loss_fn))
         return self._regression
+
+    def _training_rows(self, features: Features) -> dict[str, Any]:
+        return first_rows(rows_of(features, self.train), self.rows).columns
 
     def _results(self, trainer: Any, features: Features) -> dict[str, Values]:
         """Return the metrics of the run and of each plain model.
@@ -136,7 +138,7 @@ class Baseline(Callback):
         results = {"this run": run_metrics}
         for name, model in models.items():
             try:
-                results[name] = _model_metrics(trainer, features, _raw_parts(features, self.test, None), model)
+                results[name] = _model_metrics(trainer, features, self.test, model)
             except DataError as error:  # a regression may predict a negative count
                 logger.warning("no comparison with %s: %s", name, error)
         names = [name for name in run_metrics if all(name in values for values in results.values())]
@@ -145,12 +147,12 @@ class Baseline(Callback):
     def _recalls(self, trainer: Any, label: str) -> tuple[Values, Values]:
         """Return the recall of the two-tower model and of the most popular items."""
         features = trainer.features
-        train = _concatenated(list(_raw_parts(features, self.train, self.rows)))
+        train = self._training_rows(features)
         items, first, counts = np.unique(train[label], return_index=True, return_counts=True)
         popular_items = items[np.argsort(-counts, kind="stable")[:TOP_K]]
         vectors_of_items = item_vectors(trainer, {name: train[name][first] for name in features.columns})
         hits = popular = count = 0
-        for part in _raw_parts(features, self.test, None):
+        for part in _raw_parts(features, self.test):
             chosen, rows = np.asarray(part[label]), {name: part[name] for name in features.columns}
             nearest, _ = top_items(user_vectors(trainer, rows), vectors_of_items, min(TOP_K, len(items)))
             hits += int((items[nearest] == chosen[:, None]).any(1).sum())
@@ -199,8 +201,8 @@ def _classes(features: Features, inputs: Inputs, loss_fn: Any) -> int:
     return 2 if meaning_of(loss_fn).target == BINARY else 1
 
 
-def _model_metrics(trainer: Any, features: Features, parts: Iterable[Mapping[str, Any]], model: Any) -> Values:
-    """Return the run's metrics of a plain model's outputs for parts of raw rows.
+def _model_metrics(trainer: Any, features: Features, data: Any, model: Any) -> Values:
+    """Return the run's metrics of a plain model's outputs for raw rows.
 
     The outputs are logits or numbers, whatever the network returns.
     """
@@ -208,7 +210,7 @@ def _model_metrics(trainer: Any, features: Features, parts: Iterable[Mapping[str
     meaning = meaning_of(trainer.loss_fn)
     target = meaning.target
     clear_metrics(metrics)
-    for inputs in (_inputs(features, raw) for raw in parts):
+    for inputs in (_inputs(features, raw) for raw in _raw_parts(features, data)):
         outputs = model.outputs(inputs)
         activation = None if target not in (BINARY, CLASSES) else "sigmoid" if outputs.ndim == 1 else "softmax"
         set_meanings(metrics, Meaning(target, activation, meaning.ignored))
@@ -219,9 +221,9 @@ def _model_metrics(trainer: Any, features: Features, parts: Iterable[Mapping[str
     return read_metrics(metrics)
 
 
-def _importance(trainer: Any, features: Features, raw: Mapping[str, Any]) -> dict[str, list[float]]:
+def _importance(trainer: Any, features: Features, data: Any) -> dict[str, list[float]]:
     """Return how much worse the first metric gets per shuffled column: [mean, std]."""
-    raw = {name: column[:IMPORTANCE_ROWS] for name, column in raw.items()}
+    raw = first_rows(rows_of(features, data), IMPORTANCE_ROWS).columns
     first, higher = _first_metric(trainer)
     rng, rows = np.random.default_rng(0), len(raw[features.labels[0]])
 
@@ -241,19 +243,8 @@ def _inputs(features: Features, raw: Mapping[str, Any]) -> Inputs:
     return Inputs(features.batch(raw))
 
 
-def _raw_parts(features: Features, data: Any, max_rows: int | None) -> Iterator[Mapping[str, Any]]:
-    """Yield raw columns part by part until they have at least `max_rows` rows."""
-    count = 0
-    for rows in rows_of(features, data):
-        if rows.good:
-            yield rows.columns
-            count += rows.good
-        if max_rows is not None and count >= max_rows:
-            return
-
-
-def _concatenated(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+def _raw_parts(features: Features, data: Any) -> Iterator[Mapping[str, Any]]:
+    return (rows.columns for rows in rows_of(features, data) if rows.good)
 
 
 def _table(results: Mapping[str, Values]) -> list[str]:

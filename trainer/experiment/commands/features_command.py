@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from ...features.feature import UNSEEN_ROW, Feature, Kind
 from ...features.feature_data import rows_of
 from ...features.feature_files import save_fitted
 from ...features.raw_files import RawFiles
-from ...features.raw_rows import BadRowCounter, Rows
+from ...features.raw_rows import BadRowCounter, Rows, first_rows
 from ...features.ray_fit import fit_on_ray
 from ...streams.formats.ragged_column import Ragged
 from ..configuration.experiment_config import ExperimentConfig
@@ -54,7 +53,7 @@ def describe_features(config: ExperimentConfig, snapshot: Path | None, data: Pat
         features.fit(source if config.data.train is None else instantiate(config.data.train))
         learned_from = "data.train" if config.data.train is not None else str(source)
     bad_rows = BadRowCounter()
-    rows_read = _first_rows(rows_of(features, source, labelled=False, bad_rows=bad_rows), rows)
+    rows_read = first_rows(rows_of(features, source, labelled=False, bad_rows=bad_rows), rows)
     if not rows_read.count:
         raise DataError(f"{source}: no good rows: {bad_rows.report()}")
     lines = table(
@@ -120,18 +119,6 @@ def _default_rows(config: ExperimentConfig) -> Any:
     if isinstance(path, str) and Path(path).exists():
         return Path(path)
     raise ConfigurationError(f"{config.source}: data: names no file of rows to look at; give --data FILE")
-
-
-def _first_rows(parts: Iterator[Rows], wanted: int) -> Rows:
-    """Return the first `wanted` good rows as one table."""
-    rows_read: list[dict[str, Any]] = []
-    count = 0
-    while count < wanted and (rows := next(parts, None)) is not None:
-        good = min(rows.good, wanted - count)
-        rows_read.append({name: column[:good] for name, column in rows.columns.items()})
-        count += good
-    names = rows_read[0] if rows_read else ()
-    return Rows({name: np.concatenate([part[name] for part in rows_read]) for name in names}, count)
 
 
 def _feature_row(feature: Feature, features: Features, rows: Rows, drift: dict[str, float]) -> list[str]:
