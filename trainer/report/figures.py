@@ -203,29 +203,26 @@ def tables(title: str, runs: Sequence[RunData], field: str, unit: float = 1) -> 
     Returns:
         The figure, or None if all values are constant. The page's HTML table shows constant values.
     """
-    values_by_table: dict[tuple[int, str], list[float]] = {}
-    for index, run in enumerate(runs):
-        for _, statistics in run.record.tables:
-            for name, table in statistics.items():
-                values_by_table.setdefault((index, name), []).append(table.get(field, 0))
-    if all(len(set(values)) == 1 for values in values_by_table.values()):
-        return None
     names = [list(run.record.tables[-1][1]) if run.record.tables else [] for run in runs]
     summed = sum(map(len, names)) > MAX_TABLE_CURVES
-    plot = _figure(f"{title}: all together" if summed else title, "step")
+    curves = []
     for index, run in enumerate(runs):
         groups = {f"{len(names[index])} tables": names[index]} if summed else {name: [name] for name in names[index]}
         for number, (name, members) in enumerate(groups.items()):
             points = [
-                (step, sum(statistics[member][field] for member in members if member in statistics) / unit)
+                (step, sum(statistics[member].get(field, 0) for member in members if member in statistics) / unit)
                 for step, statistics in run.record.tables
                 if any(member in statistics for member in members)
             ]
+            steps, values = [step for step, _ in points], [value for _, value in points]
             label = f"{run.name} {name}" if len(runs) > 1 else name
-            steps = [step for step, _ in points]
-            row = {"x": steps, "y": [value for _, value in points], "step": steps}
-            color = color_of(index if len(runs) > 1 else number)
-            _draw(plot, row, color, DASHES[number % len(DASHES) if len(runs) > 1 else 0], label, len(points) < 60)
+            style = color_of(index if len(runs) > 1 else number), DASHES[number % len(DASHES) if len(runs) > 1 else 0]
+            curves.append(({"x": steps, "y": values, "step": steps}, *style, label, len(points) < 60))
+    if all(len(set(row["y"])) <= 1 for row, *_ in curves):
+        return None
+    plot = _figure(f"{title}: all together" if summed else title, "step")
+    for curve in curves:
+        _draw(plot, *curve)
     _hover(plot, [("", "@label"), ("step", "@step{0,0}"), ("value", "@y{0,0}")])
     return _finish(plot)
 
