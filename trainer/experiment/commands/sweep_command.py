@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ...checks import is_number
 from ...errors import ConfigurationError, TrainerError
 
 logger = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ def _variations(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def _parse_variation(text: str) -> tuple[str, Any]:
-    from ..configuration.problems import SourceLocation
+    from ..configuration.problems import ConfigErrors, SourceLocation
     from ..configuration.yaml_tree import parse_tree
 
     path, equals, values = text.partition("=")
@@ -108,18 +109,10 @@ def _parse_variation(text: str) -> tuple[str, Any]:
     if not dots or len(values_listed) != 1 or not isinstance(values_listed[0], str):
         return path, values_listed
     high, colon, log = high.partition(":")
-    bounds = [_number(end) for end in (low, high)]
-    if None in bounds:
+    try:
+        bounds = parse_tree(f"[{low}, {high}]", source).value
+    except ConfigErrors:
+        bounds = []
+    if len(bounds) != 2 or not all(map(is_number, bounds)):
         return path, values_listed  # a string that contains "..", such as "../data"
     return path, (*bounds, log) if colon else tuple(bounds)
-
-
-def _number(text: str) -> float | None:
-    from ..configuration.problems import ConfigErrors
-    from ..configuration.yaml_tree import parse_tree
-
-    try:
-        value = parse_tree(text, "--vary").value
-    except ConfigErrors:
-        return None
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
