@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from ...storage.location import is_url, url_problem
 from ..configuration.arguments import real_signature
 from ..configuration.class_paths import UnresolvedError, has_reference, resolve
 from ..configuration.experiment_config import ExperimentConfig
-from ..configuration.instantiate import instantiate
+from ..configuration.instantiate import instantiate, keyword_values
 from ..configuration.object_spec import ObjectSpec
 from ..configuration.problems import ConfigErrors, Problem, join
 from ..configuration.sections import make_features
@@ -78,28 +77,19 @@ def _is_missing(path: Any) -> bool:
 
 def _schema(spec: ObjectSpec, declared: Any) -> tuple[Any, list[Problem]]:
     """Return the schema (None if a user function creates it) and its problems."""
-    from ...streams import Schema
     from ...streams.formats.column import Column
+    from ...streams.formats.schema import Schema, as_schema
 
-    path = f"{spec.path}.init_args.schema"
-    ours = (Schema, Column)
+    known = all(_target(part) in (Schema, Column) for part in _objects(declared))
+    if not known or not isinstance(declared, ObjectSpec | Mapping):
+        return None, []
     try:
-        if isinstance(declared, ObjectSpec):
-            if not all(_target(part) in ours for part in _objects(declared)):
-                return None, []
-            schema = instantiate(declared)
-            return (schema if isinstance(schema, Schema) else None), []
-        if not isinstance(declared, Mapping) or any(_objects(declared)):
-            return None, []
-        accepted = set(inspect.signature(Schema).parameters)
-        for name in declared:
-            if name not in accepted:
-                return None, [Problem(spec.location, path, f"Schema takes no {name!r}{did_you_mean(name, accepted)}")]
-        return Schema(**declared), []
+        is_object = isinstance(declared, ObjectSpec)
+        return as_schema(instantiate(declared) if is_object else keyword_values(declared, Schema)), []
     except ConfigErrors as errors:
         return None, errors.problems
     except (ConfigurationError, TypeError) as error:
-        return None, [Problem(spec.location, path, str(error))]
+        return None, [Problem(spec.location, f"{spec.path}.init_args.schema", str(error))]
 
 
 def _objects(value: Any) -> Iterator[ObjectSpec]:
