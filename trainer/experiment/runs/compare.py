@@ -176,15 +176,13 @@ def _section(title: str, headings: list[str], rows: list[list[str]], empty: str)
     return [*(table([[title, *headings], *rows]) if rows else [f"{title}: {empty}"]), ""]
 
 
-def table(rows: list[list[str]], columns: int | None = None) -> list[str]:
+def table(rows: list[list[str]]) -> list[str]:
     """Return the lines of a table; the first row is its header.
 
-    Args:
-        columns: maximum width in characters; None: the width of the terminal, or unlimited without a terminal. The
-            remaining columns of a wider table follow below, with the first column repeated.
+    Columns that exceed the width of the terminal follow below, with the first column repeated.
     """
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-    max_width = shutil.get_terminal_size((10**6, 24)).columns if columns is None else columns
+    max_width = shutil.get_terminal_size((10**6, 24)).columns  # unlimited without a terminal
     blocks: list[list[int]] = [[]]
     width = widths[0]
     for column in range(1, len(widths)):
