@@ -17,7 +17,7 @@ from ...masking import mask_value
 from ...storage.location import is_url, url_problem
 from . import sections
 from .class_paths import has_reference, wrong_reference
-from .object_spec import ObjectSpec, default_paths, to_plain
+from .object_spec import ObjectSpec, flatten, to_plain
 from .problems import Problem, SourceLocation
 from .reader import Section, already_recorded
 from .yaml_tree import Tree
@@ -182,7 +182,8 @@ class ExperimentConfig(Section):
 
     def default_paths(self) -> list[str]:
         """Return the dotted paths of arguments that were filled in with defaults."""
-        return list(default_paths(self))
+        given = flatten(to_plain(self, defaults=False))
+        return [path for path in flatten(to_plain(self)) if path not in given]
 
 
 SECTIONS: tuple[str, ...] = tuple(ExperimentConfig.model_fields)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,16 +34,13 @@ class ObjectSpec:
     defaults: Mapping[str, Any] = field(default_factory=dict, compare=False)
     model: str = field(default="", compare=False)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the plain form with defaults filled in."""
+    def to_dict(self, *, defaults: bool = True) -> dict[str, Any]:
+        """Return the plain form, by default with defaults filled in."""
+        arguments = to_plain({**self.init_args, **(self.defaults if defaults else {})}, defaults=defaults)
         if self.model:
-            return {"model": self.model, **to_plain({**self.init_args, **self.defaults})}
-        plain: dict[str, Any] = {"class_path": self.class_path}
-        if self.args:
-            plain["init_args"] = to_plain(self.args)
-        elif self.init_args or self.defaults:
-            plain["init_args"] = to_plain({**self.init_args, **self.defaults})
-        return plain
+            return {"model": self.model, **arguments}
+        init_args = to_plain(self.args, defaults=defaults) or arguments
+        return {"class_path": self.class_path, **({"init_args": init_args} if init_args else {})}
 
 
 class Options(dict[str, Any]):
@@ -52,33 +49,36 @@ class Options(dict[str, Any]):
     defaults: tuple[str, ...] = ()
 
 
-def to_plain(value: Any) -> Any:
-    """Convert objects, sections, paths and tuples to plain mappings, text and lists."""
+def to_plain(value: Any, *, defaults: bool = True) -> Any:
+    """Convert objects, sections, paths and tuples to plain mappings, text and lists.
+
+    Args:
+        defaults: whether to keep arguments that were filled in with defaults.
+    """
     if isinstance(value, ObjectSpec):
-        return value.to_dict()
+        return value.to_dict(defaults=defaults)
     if isinstance(value, BaseModel):
-        return {name: to_plain(item) for name, item in value if item is not None}
+        return {name: to_plain(item, defaults=defaults) for name, item in value if item is not None}
     if isinstance(value, Mapping):
-        return {key: to_plain(item) for key, item in value.items()}
+        omitted = value.defaults if isinstance(value, Options) and not defaults else ()
+        return {key: to_plain(item, defaults=defaults) for key, item in value.items() if key not in omitted}
     if isinstance(value, list | tuple):
-        return [to_plain(item) for item in value]
+        return [to_plain(item, defaults=defaults) for item in value]
     return str(value) if isinstance(value, Path) else value
 
 
-def default_paths(value: Any, path: str = "") -> Iterator[str]:
-    """Yield the dotted paths of arguments that were filled in with defaults."""
-    if isinstance(value, ObjectSpec):
-        path = path if value.model else join(path, "init_args")
-        yield from (join(path, name) for name in value.defaults)
-        value = dict(value.init_args)
-    if isinstance(value, Options):
-        yield from (join(path, name) for name in value.defaults)
-    children: Iterable[tuple[Any, Any]] = ()
-    if isinstance(value, BaseModel):
-        children = value
-    elif isinstance(value, Mapping):
-        children = value.items()
-    elif isinstance(value, list | tuple):
+def flatten(value: Any, path: str = "") -> dict[str, Any]:
+    """Return the leaves of nested mappings and lists, by dotted path.
+
+    Empty containers and lists of scalars are leaves, too.
+    """
+    if isinstance(value, Mapping) and value:
+        children: Iterable[tuple[Any, Any]] = value.items()
+    elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
         children = enumerate(value)
+    else:
+        return {path: value}
+    flat: dict[str, Any] = {}
     for key, item in children:
-        yield from default_paths(item, join(path, str(key)))
+        flat.update(flatten(item, join(path, str(key))))
+    return flat

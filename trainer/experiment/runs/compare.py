@@ -12,6 +12,7 @@ from callbacks.output import without_equal_losses
 from ...checkpoint.folder_lock import claim
 from ...checks import four_digits, is_number
 from ...errors import ConfigurationError, FolderInUseError
+from ..configuration.object_spec import flatten
 from . import run_folder
 from .run_folder import Run
 
@@ -48,7 +49,7 @@ def compare(*folders: str | Path) -> str:
     runs = [Run.read(folder) for folder in folders]
     names = [str(run.path) for run in runs]
     versions = [{name: run.versions[name] for name in _VERSIONS if name in run.versions} for run in runs]
-    differences = _differing_texts([run_folder.flatten({**run.config, "run_dir": None}) for run in runs])
+    differences = _differing_texts([flatten({**run.config, "run_dir": None}) for run in runs])
     lines = _section("Configuration", names, differences, "the same")
     lines += _section("Versions", names, _differing_texts(versions), "the same")
     headings = [*names, "difference"] if len(runs) == 2 else names
@@ -135,7 +136,7 @@ def _differing_texts(values_by_run: list[dict[str, Any]]) -> list[list[str]]:
 def _results(metrics: list[Mapping[str, Any]]) -> list[list[str]]:
     rows = []
     shown = [_distinct_results(values_of_run) if values_of_run else {} for values_of_run in metrics]
-    for key, values in _differing_rows([run_folder.flatten(values_of_run) for values_of_run in shown]):
+    for key, values in _differing_rows([flatten(values_of_run) for values_of_run in shown]):
         if key.split(".")[0] in _HIDDEN_RESULTS:
             continue
         row = [_LABELS.get(key, key.removeprefix("results.")), *map(_text, values)]

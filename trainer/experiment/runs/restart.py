@@ -17,6 +17,7 @@ from ...storage.mirror import RECORD
 from ..configuration.class_paths import expand
 from ..configuration.experiment_config import ExperimentConfig
 from ..configuration.loader import load_config
+from ..configuration.object_spec import flatten
 from ..configuration.yaml_tree import parse_tree
 from . import run_folder
 
@@ -65,7 +66,7 @@ def changed_settings(folder: Path, config: ExperimentConfig, ignored: Iterable[s
     """
     run = run_folder.Run.read(folder)
     recorded, defaults = run.config, run.versions.get("defaults", ())
-    recorded_flat, current_flat = run_folder.flatten(recorded), run_folder.flatten(config.to_dict())
+    recorded_flat, current_flat = flatten(recorded), flatten(config.to_dict())
     set_paths = (recorded_flat.keys() - set(defaults)) | (current_flat.keys() - set(config.default_paths()))
     prefixes = tuple(f"{path}." for path in ("run_dir", *ignored))
     keys = sorted(path for path in set_paths if not f"{path}.".startswith(prefixes))

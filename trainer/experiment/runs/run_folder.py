@@ -33,7 +33,6 @@ from ...errors import ConfigurationError, did_you_mean
 from ...masking import mask_text
 from ...report.run_data import read_record
 from ..configuration.experiment_config import ExperimentConfig
-from ..configuration.problems import join
 from ..configuration.yaml_tree import dump, mask_override, read_tree
 
 CONFIG, VERSIONS, RESUMES = "config.yaml", "versions.json", "resumes.json"
@@ -285,20 +284,3 @@ def versions() -> dict[str, Any]:
 def now() -> str:
     """Return the current UTC time in ISO 8601, to the second."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
-def flatten(value: Any, path: str = "") -> dict[str, Any]:
-    """Return the leaves of nested mappings and lists, by dotted path.
-
-    Empty containers and lists of scalars are leaves, too.
-    """
-    if isinstance(value, Mapping) and value:
-        children: Iterable[tuple[Any, Any]] = value.items()
-    elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
-        children = enumerate(value)
-    else:
-        return {path: value}
-    flat: dict[str, Any] = {}
-    for key, item in children:
-        flat.update(flatten(item, join(path, str(key))))
-    return flat

@@ -18,6 +18,7 @@ from callbacks.output import without_equal_losses
 from ...errors import ConfigurationError
 from ...report.page import page
 from ...report.run_data import Record, RunData, SweepData, read_record, series_of_history
+from ..configuration.object_spec import flatten
 from ..sweep_plan import FAILED, PLAN, best_first, read_plan, read_trials
 from . import run_folder
 from .compare import duration, is_running, state_of
@@ -74,7 +75,7 @@ def run_data(run: Run, name: str) -> RunData:
         results=without_equal_losses(metrics.get("results", {})),
         best={name: best for name, best in metrics.get("best", {}).items() if best["value"] is not None},
         facts=list(_facts(run, record)),
-        config=run_folder.flatten(run.config),
+        config=flatten(run.config),
         defaults=frozenset(versions.get("defaults", ())),
         environment={key: value for key, value in versions.items() if key not in HIDDEN and value not in (None, [])},
         features=metrics.get("features", {}),
@@ -134,7 +135,7 @@ def _snapshots(folder: Path) -> Iterator[tuple[str, int, str, str]]:
 
 def _set_aside(config: Mapping[str, Any]) -> Iterator[tuple[str, int, Mapping[str, int], Sequence[str]]]:
     """Yield (path, line count, counts by reason, last lines) of each dead-letter file."""
-    for path, value in run_folder.flatten(config).items():
+    for path, value in flatten(config).items():
         if "dead_letter" not in path or not isinstance(value, str) or not Path(value).is_file():
             continue
         lines = Path(value).read_text("utf-8", errors="replace").splitlines()
