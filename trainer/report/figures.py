@@ -205,7 +205,7 @@ def tables(title: str, runs: Sequence[RunData], field: str, unit: float = 1) -> 
     """
     names = [list(run.record.tables[-1][1]) if run.record.tables else [] for run in runs]
     summed = sum(map(len, names)) > MAX_TABLE_CURVES
-    curves = []
+    curves: list[tuple[Any, ...]] = []
     for index, run in enumerate(runs):
         groups = {f"{len(names[index])} tables": names[index]} if summed else {name: [name] for name in names[index]}
         for number, (name, members) in enumerate(groups.items()):

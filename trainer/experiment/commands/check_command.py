@@ -84,8 +84,8 @@ def _schema(spec: ObjectSpec, declared: Any) -> tuple[Any, list[Problem]]:
     if not known or not isinstance(declared, ObjectSpec | Mapping):
         return None, []
     try:
-        is_object = isinstance(declared, ObjectSpec)
-        return as_schema(instantiate(declared) if is_object else keyword_values(declared, Schema)), []
+        schema = instantiate(declared) if isinstance(declared, ObjectSpec) else keyword_values(declared, Schema)
+        return as_schema(schema), []
     except ConfigErrors as errors:
         return None, errors.problems
     except (ConfigurationError, TypeError) as error:

@@ -16,7 +16,7 @@ from ...errors import ConfigurationError
 def init_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `init`."""
     add = parser.add_argument
-    add("model", metavar="MODEL", nargs="?", help="a network that `trainer models` lists; default: by the columns")
+    add("model", metavar="MODEL", nargs="*", help="a network that `trainer models` lists; default: by the columns")
     add("data", metavar="DATA", type=Path, help="a CSV, JSON-lines or Parquet file, or a folder of them")
     add("--label", metavar="COLUMN", action="append", default=[], help="what is predicted; once for each task")
     add("--time", metavar="COLUMN", help="when a row happened; default: the first column of times")
@@ -34,6 +34,8 @@ def init_arguments(parser: argparse.ArgumentParser) -> None:
     add("--missing", metavar="WORD", action="append", default=[], help="word for a missing value, such as n/a")
     add("--output", metavar="FILE", type=Path, help="default: DATA's name with .yaml, in this folder")
     add("--force", action="store_true", help="replace the file if it exists")
+    usage = parser.format_usage().removeprefix("usage: ").rstrip()
+    parser.usage = usage.replace("[MODEL ...]", "[MODEL]")  # `init` refuses several
 
 
 def init(args: argparse.Namespace) -> None:
@@ -45,10 +47,13 @@ def init(args: argparse.Namespace) -> None:
     from .proposal import Sides, propose
     from .table_summary import summarize
 
+    if len(args.model) > 1:
+        raise ConfigurationError(f"trainer init takes [MODEL] DATA; received {' '.join([*args.model, str(args.data)])}")
+    model = next(iter(args.model), None)
     output = args.output or Path(f"{args.data.name.partition('.')[0] or 'table'}.yaml")
     csv_format = CsvFormat(args.delimiter, args.encoding, args.decimal, args.thousands, missing=tuple(args.missing))
     table = summarize(args.data, given=csv_format, day_first=args.day_first)
-    proposal = propose(table, args.model, args.label, args.time, Sides(args.user, args.item, args.leave_out))
+    proposal = propose(table, model, args.label, args.time, Sides(args.user, args.item, args.leave_out))
     text = config_text(table, proposal, output)
     if output.exists() and not (args.force or _is_confirmed(output)):
         raise ConfigurationError(f"{output} exists; give --output FILE for another, or --force to replace it")
