@@ -6,6 +6,7 @@ converts them to tensors, and records the position in the data that belongs to e
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import time
@@ -301,13 +302,13 @@ class Feed:
         epoch, number = position.epoch, position.batch
         epoch_to_read = self.source.first_epoch if self.options.same_batches else epoch
         maximum = self.options.batches_per_epoch
-        next_item = iter(self.source.batches(epoch_to_read, number, position.state)).__next__
-        if not (self.source.agrees or self.source.in_memory):
-            next_item = DATA_WAIT.wrap(next_item)
+        items = iter(self.source.batches(epoch_to_read, number, position.state))
+        wait: Any = contextlib.nullcontext() if self.source.agrees or self.source.in_memory else DATA_WAIT
         while maximum is None or number < maximum:
             began = time.perf_counter()
             try:
-                item = next_item()
+                with wait:
+                    item = next(items)
             except StopIteration:
                 return
             except Exception as error:

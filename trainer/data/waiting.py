@@ -86,17 +86,6 @@ class DataWait:
             with self.gate:
                 self.active = False
 
-    def wrap(self, function: Callable[[], Any]) -> Callable[[], Any]:
-        """Return `function` wrapped in this context, or unchanged off the main thread."""
-        if threading.current_thread() is not threading.main_thread():
-            return function
-
-        def wait() -> Any:
-            with self:
-                return function()
-
-        return wait
-
     def leave(self) -> None:
         """Raise `Interrupted` if the main thread is waiting; called on the main thread.
 

@@ -205,7 +205,7 @@ def _fetch_into(source: Location, record: dict[str, Any], folder: Path) -> None:
     names = {name for _, name in _snapshots(snapshots)}
     if names:
         fetch_snapshot(source, folder / CHECKPOINTS)
-        fetch_pointers(snapshots, folder / CHECKPOINTS, catalog.POINTERS)
+        _fetch_pointers(snapshots, folder / CHECKPOINTS)
     # Record the parts that were not downloaded, so that the mirror does not remove them as deleted locally.
     not_fetched = {name for name in _parts_in(source) if not (folder / name).is_dir()}
     durable.write_file(folder / RECORD, [_encode_record(record, not_fetched.union(record.get("spared", ())))])
@@ -266,9 +266,9 @@ def mirrored_run(source: Location) -> dict[str, Any]:
         raise ConfigurationError(f"{source.display_url('')} holds no mirrored run: it has no {RECORD}{hint}") from None
 
 
-def fetch_pointers(source: Location, into: Path, names: Iterable[str]) -> None:
+def _fetch_pointers(source: Location, into: Path) -> None:
     """Download pointers, each after its snapshots; skip missing and damaged ones."""
-    for pointer in names:
+    for pointer in catalog.POINTERS:
         try:
             content = source.read(pointer)
         except FileNotFoundError:

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -55,27 +55,23 @@ def scan(folders: Mapping[str, Path]) -> Scan:
     Pointers are read before parts are listed, so every part that they name is listed unless it was removed meanwhile.
     """
     result = Scan()
-    for prefix, folder in folders.items():
-        for path, names in _walk(folder):
-            path_in_mirror = PurePosixPath(prefix, path.relative_to(folder).as_posix())
-            _scan_folder(result, path, names, "" if path_in_mirror == PurePosixPath() else f"{path_in_mirror}/")
+    for prefix, root in folders.items():
+        for folder, subfolders, files in os.walk(root):
+            subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+            visible = sorted(name for name in files if not name.startswith(".") and not name.endswith(".tmp"))
+            path_in_mirror = PurePosixPath(prefix, Path(folder).relative_to(root).as_posix())
+            base = "" if path_in_mirror == PurePosixPath() else f"{path_in_mirror}/"
+            has_parts = any(map(PART_NAME.fullmatch, subfolders))
+            _scan_folder(result, Path(folder), visible, base, has_parts)
+            subfolders[:] = [name for name in subfolders if not PART_NAME.fullmatch(name)]
     return result
 
 
-def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Yield each folder that is not a part, with the visible names in it."""
-    for folder_path, subfolders, files in os.walk(folder):
-        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-        names = [*subfolders, *sorted(name for name in files if not name.startswith(".") and not name.endswith(".tmp"))]
-        yield Path(folder_path), names
-        subfolders[:] = [name for name in subfolders if not PART_NAME.fullmatch(name)]
-
-
-def _scan_folder(result: Scan, folder: Path, names: list[str], base: str) -> None:
-    has_parts = any(PART_NAME.fullmatch(name) for name in names)
-    for name in names:
+def _scan_folder(result: Scan, folder: Path, files: list[str], base: str, has_parts: bool) -> None:
+    """Add the files and the parts of a folder, whose paths in the mirror begin with `base`."""
+    for name in files:
         path = folder / name
-        try:
+        with contextlib.suppress(FileNotFoundError):
             if not path.is_file():
                 continue
             status = path.stat()
@@ -83,8 +79,6 @@ def _scan_folder(result: Scan, folder: Path, names: list[str], base: str) -> Non
                 result.pointers[base + name] = path.read_bytes()
             else:
                 result.other_files[base + name] = (path, status.st_size, status.st_mtime_ns)
-        except FileNotFoundError:
-            continue
     listed: list[str] = []
     with contextlib.suppress(FileNotFoundError):
         listed = sorted(os.listdir(folder)) if has_parts else []
