@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ...errors import StreamError
@@ -30,25 +30,24 @@ def read(file: EncodedFile, csv_format: CsvFormat, finished: bool = True) -> byt
         text, more = file.read(0, size)
         size *= 2
     first = text[: text.find(b"\n") + 1] or text or None
-    if first is None or _quote_is_open(first, csv_format) is not True:
-        return first
     *lines, _ = text.split(b"\n", _MAX_LINES)
-    for count in range(2, len(lines) + 1):
-        header = b"\n".join(lines[:count]) + b"\n"
-        is_open = _quote_is_open(header, csv_format)
-        if is_open is not True:
-            return first if is_open is None else header
-    return first if finished or len(lines) == _MAX_LINES else first.rstrip(b"\n")
+    if first is None or not lines:
+        return first
+    count = _lines_of_names(lines, csv_format)
+    if count is None:
+        return first if finished or len(lines) == _MAX_LINES else first.rstrip(b"\n")
+    return b"\n".join(lines[:count]) + b"\n"
 
 
-def _quote_is_open(header: bytes, csv_format: CsvFormat) -> bool | None:
-    """Return whether a quote stays open at the end; None if the text is not CSV."""
-    lines = [line + "\n" for line in header.decode("utf-8", "replace").lstrip("\ufeff").split("\n")[:-1]]
+def _lines_of_names(lines: Sequence[bytes], csv_format: CsvFormat) -> int | None:
+    """Return how many lines the names take; 1 if they are not CSV, None if a quote stays open."""
+    texts = [line.decode("utf-8-sig", "replace") + "\n" for line in lines]
+    reader = csv.reader(texts, delimiter=csv_format.delimiter or ",", skipinitialspace=True, strict=True)
     try:
-        next(csv.reader(lines, delimiter=csv_format.delimiter or ",", skipinitialspace=True, strict=True), [])
+        next(reader, [])
     except csv.Error as error:
-        return "unexpected end of data" in str(error) or None
-    return False
+        return None if "unexpected end of data" in str(error) else 1
+    return reader.line_num
 
 
 def split(header: bytes, csv_format: CsvFormat) -> list[str]:
