@@ -151,12 +151,18 @@ class ReadMarks:
         self._order = order
         self._marks: dict[str, deque[Mark]] = {}
 
-    def add(self, partition: str, offset: Offset, content: Iterable[bytes | None]) -> None:
-        """Mark a record; the records of a partition must be added in order."""
-        marks = self._marks.setdefault(partition, deque())
-        marks.append(Mark(offset, checksum(content)))
-        if len(marks) > _MAX_MARKS:  # keep every second one; a position uses only the newest mark before it
-            self._marks[partition] = deque([*list(marks)[:-1:2], marks[-1]])
+    def add(self, origins: Sequence[Span], content_of: Callable[[int], Iterable[bytes | None]]) -> None:
+        """Mark every 16th record and the last of each partition; call it in order.
+
+        `content_of(index)` is the content of the record at `origins[index]`.
+        """
+        newest = {origin.partition: index for index, origin in enumerate(origins)}
+        for index in sorted({*range(0, len(origins), _MARK_INTERVAL), *newest.values()}):
+            partition, offset, *_ = origins[index]
+            marks = self._marks.setdefault(partition, deque())
+            marks.append(Mark(offset, checksum(content_of(index))))
+            if len(marks) > _MAX_MARKS:  # keep every second one; a position uses only the newest mark before it
+                self._marks[partition] = deque([*list(marks)[:-1:2], marks[-1]])
 
     def begin(self, position: Position) -> None:
         """Load the marks in `position`; drop the marks of records that will be read again."""
@@ -207,9 +213,3 @@ def checksum(content: Iterable[bytes | None]) -> int:
         total = zlib.crc32(b"-" if part is None else b"+%d:" % len(part), total)
         total = zlib.crc32(part or b"", total)
     return total
-
-
-def indices_to_mark(origins: Sequence[Span]) -> list[int]:
-    """Return the records to mark: every 16th, and each partition's last."""
-    newest = {origin.partition: index for index, origin in enumerate(origins)}
-    return sorted({*range(0, len(origins), _MARK_INTERVAL), *newest.values()})

@@ -16,7 +16,7 @@ from ..dead_letter import DeadLetter
 from ..formats.decode import MAX_RECORD_BYTES
 from ..formats.schema import Schema
 from . import kafka_client as client
-from .broker_stream import BrokerStream, Mark, ReadMarks, checksum, indices_to_mark
+from .broker_stream import BrokerStream, Mark, ReadMarks, checksum
 
 logger = logging.getLogger(__name__)
 
@@ -360,8 +360,7 @@ class KafkaStream(BrokerStream):
             return
         names = {number: self._name(number) for number in self._merger.next}
         origins = [Span(names[m.partition()], m.offset(), 0, 0, m.offset() + 1) for m in taken]
-        for index in indices_to_mark(origins):
-            self._marks.add(origins[index].partition, origins[index].offset, client.content_of(taken[index]))
+        self._marks.add(origins, lambda index: client.content_of(taken[index]))
         self._push_messages(self._decoder.decode([m.value() or b"" for m in taken]), origins)
 
     def commit(self, position: Position) -> None:

@@ -18,7 +18,7 @@ from ..batch import Cursor, Offset, Position, Span, cursors_of
 from ..dead_letter import DeadLetter
 from ..formats.decode import MAX_RECORD_BYTES
 from ..formats.schema import Schema
-from .broker_stream import BrokerStream, ReadMarks, checksum, indices_to_mark
+from .broker_stream import BrokerStream, ReadMarks, checksum
 from .redis_removals import Id, Removals, format_id, parse_id
 
 _REMOVED = "@removed:"  # a position holds under "@removed:<key>" the id up to which removals were accepted
@@ -271,8 +271,7 @@ class RedisStream(BrokerStream):
         if not entries:
             return
         origins = [Span(key, format_id(at), 0, 0, format_id(_id_after(at))) for key, at, _ in entries]
-        for index in indices_to_mark(origins):
-            self._marks.add(origins[index].partition, origins[index].offset, _content_of(entries[index][2]))
+        self._marks.add(origins, lambda index: _content_of(entries[index][2]))
         if self.field is None:
             decoded = self._decoder.decode_fields([fields for _, _, fields in entries], self.list_delimiter)
         else:
