@@ -68,7 +68,7 @@ def scan(folders: Mapping[str, Path]) -> Scan:
 
 
 def _scan_folder(result: Scan, folder: Path, files: list[str], base: str, has_parts: bool) -> None:
-    """Add the files and the parts of a folder, whose paths in the mirror begin with `base`."""
+    """Add a folder's files and parts; their paths in the mirror begin with `base`."""
     for name in files:
         path = folder / name
         with contextlib.suppress(FileNotFoundError):

@@ -40,7 +40,10 @@ def read(file: EncodedFile, csv_format: CsvFormat, finished: bool = True) -> byt
 
 
 def _lines_of_names(lines: Sequence[bytes], csv_format: CsvFormat) -> int | None:
-    """Return how many lines the names take; 1 if they are not CSV, None if a quote stays open."""
+    """Return how many lines the names take; None if a quote stays open.
+
+    Lines that are not CSV count as one.
+    """
     texts = [line.decode("utf-8-sig", "replace") + "\n" for line in lines]
     reader = csv.reader(texts, delimiter=csv_format.delimiter or ",", skipinitialspace=True, strict=True)
     try:
