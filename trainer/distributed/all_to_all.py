@@ -363,24 +363,20 @@ class _IncomingMessage:
 
     def __init__(self) -> None:
         self.number: int | None = None  # None until the header has been received
-        self.length = 0
         self.purpose = b""
-        self._header: bytearray | None = bytearray(_HEADER.size)
-        self.content: Any = bytearray()  # not bytes, because kernels take writable arrays
-        self.rest = memoryview(self._header)  # buffer for the next bytes
-        self.complete = False
+        self.content: Any = b""
+        self.rest = memoryview(bytearray(_HEADER.size))  # buffer for the next bytes
+        self._header = self.rest
+
+    @property
+    def complete(self) -> bool:
+        """Whether all bytes have been received."""
+        return self.number is not None and not len(self.rest)
 
     def advance(self, count: int) -> None:
         """Record that `count` bytes were written to `rest`."""
         self.rest = self.rest[count:]
-        if len(self.rest):
-            return
-        if self._header is not None:
-            self.number, self.length, self.purpose = _HEADER.unpack(self._header)
-            self._header = None
-            self.complete = self.length == 0
-            if not self.complete:
-                self.content = bytearray(self.length)
-                self.rest = memoryview(self.content)
-        else:
-            self.complete = True
+        if self.number is None and not len(self.rest):
+            self.number, length, self.purpose = _HEADER.unpack(self._header)
+            self.content = bytearray(length)  # not bytes, because kernels take writable arrays
+            self.rest = memoryview(self.content)
