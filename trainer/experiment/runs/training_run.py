@@ -69,8 +69,7 @@ def train(config: ExperimentConfig, command: str, resume: bool) -> Path:
     fits_features = command == "online" and not has_snapshot and config.features is not None
     experiment = build(config, (*splits, "train") if fits_features else splits)
     if config.init_from is not None and not has_snapshot:
-        arguments = {name: value for name, value in config.init_from.items() if value is not None}
-        experiment.trainer.init_from(**{**arguments, "path": expand(str(arguments["path"]), "path")})
+        experiment.trainer.init_from(**keyword_values(config.init_from, experiment.trainer.init_from))
     if fits_features:
         _fit_features(experiment)
     with contextlib.ExitStack() as locks:
