@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -71,6 +72,11 @@ def join(path: str, key: Any) -> str:
     """Return the dotted path of `key` below `path`."""
     key = key if isinstance(key, str) and key.isprintable() else repr(key)
     return f"{path}.{key}" if path else key
+
+
+def dotted(path: Iterable[Any]) -> str:
+    """Return a path as text with dots between its keys."""
+    return functools.reduce(join, path, "")
 
 
 def format_value(value: Any, path: str = "") -> str:

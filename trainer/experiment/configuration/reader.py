@@ -16,8 +16,8 @@ from .arguments import Signature, real_signature
 from .class_paths import UnresolvedError, has_reference, is_dotted, resolve, wrong_reference
 from .kinds import supplied_names, wrong_kind
 from .object_spec import ObjectSpec, to_plain
-from .problems import Problem, SourceLocation, format_value
-from .yaml_tree import Tree, dotted
+from .problems import Problem, SourceLocation, dotted, format_value
+from .yaml_tree import Tree
 
 ENV_HINT = "or name it as ${env:NAME} in the configuration from the start"
 MAX_PROBLEMS = 200

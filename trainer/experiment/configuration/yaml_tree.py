@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from ...masking import mask_text, mask_value
-from .problems import ConfigErrors, Problem, SourceLocation, format_value, join
+from .problems import ConfigErrors, Problem, SourceLocation, dotted, format_value
 
 
 @dataclass(frozen=True)
@@ -319,11 +319,3 @@ def mask_override(override: str) -> str:
         return mask_text(override)
     hidden = mask_value(plain, path.strip())
     return override if hidden == plain else f"{path}={json.dumps(hidden)}"
-
-
-def dotted(path: Iterable[Any]) -> str:
-    """Return a path as text with dots between its keys."""
-    text = ""
-    for key in path:
-        text = join(text, key)
-    return text
