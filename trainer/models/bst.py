@@ -16,7 +16,7 @@ from ..errors import ConfigurationError
 from ..features import FeatureEmbedding, Features
 from .activations import LeakyReLU
 from .attention import Attention
-from .layers import LayerNorm, Perceptron, flat, flat_width
+from .layers import LayerNorm, Perceptron, flat, flat_width, item_dense
 from .sequences import candidate_and_history, candidates_of
 
 
@@ -43,10 +43,10 @@ class TransformerBlock(nn.Cell):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.attention = Attention(heads, float(width // heads) ** -0.5, masked=True)
-        self.query, self.key, self.value = nn.Dense(width, width), nn.Dense(width, width), nn.Dense(width, width)
-        self.output = nn.Dense(width, width)
+        self.query, self.key, self.value = (item_dense(width, width) for _ in range(3))
+        self.output = item_dense(width, width)
         self.norm, self.last_norm = LayerNorm(width), LayerNorm(width)
-        self.expand, self.contract = nn.Dense(width, 4 * width), nn.Dense(4 * width, width)
+        self.expand, self.contract = item_dense(width, 4 * width), item_dense(4 * width, width)
         self.activation = LeakyReLU()
 
     def construct(self, x, mask):

@@ -15,7 +15,7 @@ from mindspore.common.initializer import HeNormal
 from ..checks import choice
 from ..features import FeatureEmbedding, Features
 from .activations import ACTIVATIONS
-from .layers import check_hidden, flat, flat_width
+from .layers import check_hidden, flat, flat_width, item_dense
 from .sequences import PairLayer, candidate_and_history, candidates_of
 
 
@@ -33,7 +33,7 @@ class ActivatedPerceptron(nn.Cell):
     def __init__(self, inputs: int, hidden: Sequence[int], activation: str) -> None:
         super().__init__()
         widths = [inputs, *check_hidden(hidden)]
-        layers = [nn.Dense(*pair, weight_init=HeNormal(nonlinearity="relu")) for pair in pairwise(widths)]
+        layers = [item_dense(*pair, weight_init=HeNormal(nonlinearity="relu")) for pair in pairwise(widths)]
         make = ACTIVATIONS[choice("DIN(activation=...)", activation, ACTIVATIONS)]
         activations = [make(width) for width in widths[1:]]
         self.layers, self.activations = nn.CellList(layers), nn.CellList(activations)

@@ -210,6 +210,48 @@ def column_sums(x):
     return ops.matmul(ops.ones((1, rows.shape[0]), x.dtype), rows).reshape(-1)
 
 
+def item_dense(inputs: int, outputs: int, **options: Any) -> nn.Dense:
+    """Return a dense layer for items of sequences, float [N, L, inputs], with a fast gradient of the bias."""
+    layer = nn.Dense(inputs, outputs, **options)
+    layer.bias_add = _ItemBias()
+    return layer
+
+
+class _ItemBias(nn.Cell):
+    """Add a bias, float [width], to float [rows, width].
+
+    On CPU, MindSpore's BiasAddGrad takes several times as long as the layer's matrix product for many rows (2.7 ms for
+    [20480, 64] on one core of a Xeon, the sum by a matrix product 0.2 ms).
+    """
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+        self.sum = _BiasSum()
+
+    def construct(self, x, bias):
+        return self.sum(x, ops.cast(bias, x.dtype))
+
+
+class _BiasSum(Float32Cell):
+    """Add a bias of the same dtype."""
+
+    def __init__(self) -> None:
+        super().__init__(auto_prefix=False)
+        self.add = ops.BiasAdd()
+
+    def construct(self, x, bias):
+        return self.add(x, bias)
+
+    def bprop(self, x, bias, out, dout):
+        return dout, ops.cast(column_sums(as_float32(dout)), bias.dtype)
+
+
+def row_sums(x):
+    """Sum over the last axis, which is kept with length 1; graph code, faster on CPU than a reduction."""
+    width = x.shape[-1]
+    return ops.matmul(x.reshape(-1, width), ops.ones((width, 1), x.dtype)).reshape(*x.shape[:-1], 1)
+
+
 def inverse_root(x, training):
     """Return 1 / sqrt(x); graph code.
 

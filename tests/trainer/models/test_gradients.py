@@ -61,6 +61,8 @@ CASES = {
     "attention": lambda: (Attention(2), (draw(2, 3, 4), draw(2, 3, 4), draw(2, 3, 4))),
     "scaled": lambda: (Attention(1, 0.5), (draw(2, 3, 4), draw(2, 3, 4), draw(2, 3, 4))),
     "masked": lambda: (Attention(2, 0.7, True), (draw(2, 3, 4), draw(2, 3, 4), draw(2, 3, 4), FIRST)),
+    "heads": lambda: (Attention(4, 0.7, True), (draw(2, 3, 8), draw(2, 3, 8), draw(2, 3, 8), FIRST)),
+    "causal": lambda: (Attention(2, causal=True), (draw(2, 3, 4), draw(2, 3, 4), draw(2, 3, 4))),
     "norm": lambda: (perturbed(LayerNorm(5)), (3 + 2 * draw(2, 4, 5),)),
     "dice": lambda: (with_alpha(Dice(3)), (2 + draw(5, 3), COUNTED)),
     "interest": lambda: (perturbed(ActivationUnit(2, [4], "dice")), (draw(3, 2), draw(3, 3, 2), ALL)),
