@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -135,21 +134,6 @@ def common_dtype(columns: Any) -> np.dtype:
     """Return the common dtype of columns with equal `dtype_of`: the widest for text."""
     first = columns[0].dtype
     return np.result_type(*[column.dtype for column in columns]) if first.kind in _TEXT_KINDS else first
-
-
-def checksum(columns: Columns, start: int = 0) -> int:
-    """Return a CRC-32 of columns that depends on nothing but their rows.
-
-    `start` is the checksum of earlier batches.
-    """
-    total = start
-    for column in columns:
-        rows = column[:]  # a view of lists may start in the middle of its values
-        for part in (rows.lengths, rows.values) if isinstance(rows, Ragged) else (rows,):
-            # The bytes of objects are addresses, and those of texts depend on the longest text.
-            content = repr(part.tolist()).encode() if part.dtype.kind in "OUS" else part.tobytes()
-            total = zlib.crc32(content, zlib.crc32(f"{dtype_of(part)}{part.shape}".encode(), total))
-    return total
 
 
 def describe_non_finite(

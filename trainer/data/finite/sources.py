@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
 from typing import Any
@@ -14,7 +15,8 @@ from ...checks import whole
 from ...errors import ConfigurationError, DataError
 from ...features.feature import Inputs
 from ...mindspore_internals.pipelines import is_bounded, seeded
-from ..as_columns import Columns, as_columns, checksum, describe_non_finite, form_of
+from ..as_columns import Columns, as_columns, describe_non_finite, form_of
+from ..ragged import Ragged
 from ..source import Item, Source
 
 logger = logging.getLogger(__name__)
@@ -23,6 +25,16 @@ INSPECTED_BYTES = 1 << 28  # larger arrays may be memory-mapped, and a search fo
 _MAX_ROWS, _MAX_BYTES = 4096, 1 << 20  # limits of the default batch size
 _BATCHES_READ = "read"  # key in a state: batches read since the beginning, for data that continues from epoch to epoch
 _MANY_EPOCHS = 1_000_000  # means "unlimited", because `set_init_step` refuses -1 and positions past the last epoch
+
+
+def _checksum(columns: Columns) -> int:
+    total = 0
+    for column in columns:
+        for part in (column.values, column.offsets) if isinstance(column, Ragged) else (column,):
+            array = np.ascontiguousarray(part)
+            values = repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()
+            total = zlib.crc32(f"{array.dtype}{array.shape}".encode() + values, total)
+    return total
 
 
 class ArraySource(Source):
@@ -82,7 +94,7 @@ class ArraySource(Source):
         count = min(self.batch_size, self.rows)
         random_rows = np.random.default_rng(self.rows).integers(0, self.rows, count)
         batches = {"first batch": self.cut(None, 0, count), "random batch": self.cut(random_rows, 0, count)}
-        return {name: checksum(columns) for name, columns in batches.items()}
+        return {name: _checksum(columns) for name, columns in batches.items()}
 
     def batches(self, epoch: int, start: int, state: Any = None) -> Iterator[Item]:
         """Yield the batches from `start`, without reading the ones before it."""
