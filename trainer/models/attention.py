@@ -61,7 +61,7 @@ class _WeightedValues(nn.Cell):
         self.matmul_with_transposed = ops.MatMul(transpose_b=True)
 
     def _selection(self, x):
-        """Return the matrix that copies the columns of each head to a row of its own, [width, heads * width]."""
+        """Return the matrix that copies each head's columns, [width, heads * width]."""
         width = x.shape[2]
         column, target = ops.expand_dims(ops.arange(width), 1), ops.expand_dims(ops.arange(self.heads * width), 0)
         return ops.cast(target == column + width * (column // (width // self.heads)), x.dtype)

@@ -247,7 +247,10 @@ class _BiasSum(Float32Cell):
 
 
 def row_sums(x):
-    """Sum over the last axis, which is kept with length 1; graph code, faster on CPU than a reduction."""
+    """Sum over the last axis, kept with length 1; graph code.
+
+    Uses a matrix product, which is faster on CPU than a reduction.
+    """
     width = x.shape[-1]
     return ops.matmul(x.reshape(-1, width), ops.ones((width, 1), x.dtype)).reshape(*x.shape[:-1], 1)
 
