@@ -211,7 +211,10 @@ def column_sums(x):
 
 
 def item_dense(inputs: int, outputs: int, **options: Any) -> nn.Dense:
-    """Return a dense layer for items of sequences, float [N, L, inputs], with a fast gradient of the bias."""
+    """Return a dense layer for items of sequences, float [N, L, inputs].
+
+    The gradient of its bias is fast on CPU.
+    """
     layer = nn.Dense(inputs, outputs, **options)
     layer.bias_add = _ItemBias()
     return layer
