@@ -19,7 +19,7 @@ from . import sections
 from .class_paths import has_reference, wrong_reference
 from .object_spec import ObjectSpec, flatten, to_plain
 from .problems import Problem, SourceLocation
-from .reader import Section, already_recorded
+from .reader import Section
 from .yaml_tree import Tree
 
 _RESUME = "trainer {} --resume RUN"
@@ -56,22 +56,15 @@ def _run_folder(value: Any) -> Path:
 
 
 def _mirror_url(value: str, info: ValidationInfo) -> str:
-    if has_reference(value) or is_url(value):
-        problem = wrong_reference(value) if has_reference(value) else url_problem(value)
-        if problem:
-            cast(Any, info.context).add((info.field_name,), problem)
-            raise already_recorded()
-        return value
-    raise ValueError("no URL")
+    if not has_reference(value) and not is_url(value):
+        raise ValueError("no URL")
+    if problem := wrong_reference(value) if has_reference(value) else url_problem(value):
+        cast(Any, info.context).add((info.field_name,), problem)
+    return value
 
 
 def _data_section(value: Any, info: ValidationInfo) -> Any:
-    if isinstance(value, DataConfig):
-        return value
-    section = cast(Any, info.context).model(DataConfig, value, (info.field_name,))
-    if section is None:
-        raise already_recorded()
-    return section
+    return cast(Any, info.context).model(DataConfig, value, (info.field_name,)) or DataConfig()
 
 
 class DataConfig(Section):

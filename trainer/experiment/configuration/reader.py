@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictStr, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
 
 from ...errors import did_you_mean, nearest
 from ...masking import is_masked
@@ -94,12 +93,12 @@ class Reader:
         try:
             return model.model_validate(values, context=self)
         except ValidationError as error:
-            problems = {problem["loc"][0]: problem for problem in reversed(error.errors(include_url=False))}
+            kinds = {problem["loc"][0]: problem["type"] for problem in reversed(error.errors(include_url=False))}
         finally:
             self.above = above
-        unknown = [key for key, problem in problems.items() if problem["type"] in ("extra_forbidden", "invalid_key")]
+        unknown = [key for key, kind in kinds.items() if kind in ("extra_forbidden", "invalid_key")]
         suggested = {nearest(str(key), texts) for key in unknown}
-        for key, problem in problems.items():
+        for key in kinds:
             if key in unknown:
                 similar = did_you_mean(str(key), texts)
                 if signature is None or not signature.open_keywords or similar:
@@ -110,7 +109,7 @@ class Reader:
                 if key not in suggested:
                     needs = "" if signature is None else f"; {signature.name} needs it ({texts[key]})"
                     self.add((*path, key), f"is missing{needs}", at=self._object_location(path))
-            elif problem["type"] != "noted":
+            else:
                 self.refuse((*path, key), str(texts[key]), _hint(values[key], str(texts[key])))
         return None
 
@@ -231,11 +230,6 @@ class Reader:
                 message = f"was a credential and is not kept; give it again with --set {dotted(path)}=VALUE, {ENV_HINT}"
                 self.add(path, message)
         return value
-
-
-def already_recorded() -> PydanticCustomError:
-    """Return a validation error for a field whose problems are already recorded."""
-    return PydanticCustomError("noted", "its problems are noted")
 
 
 def _hint(value: Any, accepts: str) -> str:

@@ -25,7 +25,7 @@ from .arguments import OBJECT, AcceptedValues, Signature, real_signature
 from .class_paths import DOTTED, has_reference, is_dotted, resolve, wrong_reference
 from .kinds import is_metric_name, known_metrics, supplied_names
 from .object_spec import ObjectSpec, Options
-from .reader import Reader, already_recorded, recordable
+from .reader import Reader, recordable
 from .schema_parts import Schema, argument_descriptions, arguments_schema, when_key_is
 
 _SERVED_OUTCOMES = "trainer.streams.ServedOutcomes"
@@ -34,7 +34,10 @@ _FEATURE_ARGUMENT = re.compile(r"\w+\((\w+)=")  # start of a feature's error mes
 
 
 class SectionType:
-    """Base class of section types."""
+    """Base class of section types.
+
+    A section with problems is read as any value, because the loader refuses the configuration.
+    """
 
     def read(self, reader: Reader, value: Any, path: tuple[Any, ...]) -> Any:
         """Return the value of the section at `path`; record problems in `reader`."""
@@ -52,11 +55,7 @@ class SectionType:
 
     def _validate(self, value: Any, info: ValidationInfo) -> Any:
         reader: Reader = cast(Any, info.context)
-        before = len(reader.problems)
-        read = self.read(reader, value, (*reader.above, info.field_name))
-        if len(reader.problems) > before:
-            raise already_recorded()
-        return read
+        return self.read(reader, value, (*reader.above, info.field_name))
 
 
 @dataclass(frozen=True)
