@@ -30,7 +30,6 @@ class Record:
     seconds: Counter[str] = field(default_factory=Counter)  # by activity, summed over the attempts of a resumed run
     seconds_beside: Counter[str] = field(default_factory=Counter)  # by activity, on the reading thread
     set_aside: list[str] = field(default_factory=list)  # per attempt: how many raw rows were set aside, and why
-    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
     directions: Mapping[str, bool | None] = field(default_factory=dict)  # metric -> higher is better; None if unknown
     began: float | None = None  # start of the last process that wrote the record, seconds since the epoch
     newest: float | None = None  # time of the last line, seconds since the epoch
@@ -101,8 +100,6 @@ def _add_line(record: Record, step: int, line: Mapping[str, Any]) -> None:
     elif "directions" in line:
         record.directions = line["directions"]
         record.began = line.get("time")  # this is the first line that a process writes
-    elif "hyperparameters" in line:
-        record.hyperparameters = line["hyperparameters"]
     elif "event_time" in line:
         for name, series in record.series.items():
             if name.startswith("window/") and series.steps[-1] == step:
