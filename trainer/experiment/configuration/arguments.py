@@ -18,7 +18,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional, Union
 
@@ -172,10 +172,12 @@ def describe_schema(schema: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class AcceptedValues:
-    """Values that a parameter accepts, as a pydantic type."""
+class Parameter:
+    """A parameter of a class or function, with the values that it accepts."""
 
-    type: Any = Any
+    type: Any = Any  # pydantic type of the accepted values
+    default: Any = field(default=inspect.Parameter.empty, compare=False)
+    is_keyword: bool = field(default=True, compare=False)  # whether it can be passed by keyword
 
     @functools.cached_property
     def _adapter(self) -> TypeAdapter[Any]:
@@ -213,8 +215,8 @@ class AcceptedValues:
         return {"anyOf": [*parts, *(other for other in others if other not in parts)]}
 
 
-def accepted_values(parameter: inspect.Parameter, documented: str, names: Mapping[str, Any]) -> AcceptedValues:
-    """Return the values that `parameter` accepts.
+def _parameter(parameter: inspect.Parameter, documented: str, names: Mapping[str, Any]) -> Parameter:
+    """Return a parameter with the values that it accepts.
 
     Args:
         documented: the TYPE in its docstring line ``name (TYPE): ...``, or "".
@@ -230,7 +232,8 @@ def accepted_values(parameter: inspect.Parameter, documented: str, names: Mappin
     accepts = pydantic_type(annotation) if is_annotated else _from_documentation(documented, default)
     if isinstance(default, tuple) and not is_annotated:
         accepts = Annotated[accepts, AfterValidator(lambda value: tuple(value) if isinstance(value, list) else value)]
-    return AcceptedValues(Optional[accepts] if default is None else accepts)  # noqa: UP045
+    accepts = Optional[accepts] if default is None else accepts  # noqa: UP045
+    return Parameter(accepts, default, parameter.kind is not parameter.POSITIONAL_ONLY)
 
 
 _WORDS = re.compile(r"[A-Za-z_][\w.]*")
@@ -278,15 +281,14 @@ class Signature:
     """Call signature of a class or function."""
 
     name: str  # name used in messages
-    parameters: Mapping[str, inspect.Parameter]  # named parameters in order, without ``self``
+    parameters: Mapping[str, Parameter]  # named parameters in order, without ``self``
     positional: int | None  # maximum number of positional arguments, or None if unlimited
     open_keywords: bool  # whether there are ``**kwargs``
     extra_names: frozenset[str]  # names known to be read from ``**kwargs``
-    accepts: Mapping[str, AcceptedValues]  # accepted values of each named parameter
 
     def names(self) -> list[str]:
         """Return the names of the parameters that can be passed by keyword."""
-        return [name for name, p in self.parameters.items() if p.kind is not p.POSITIONAL_ONLY]
+        return [name for name, p in self.parameters.items() if p.is_keyword]
 
     def model(
         self, excluded: Iterable[str] = (), descriptions: Mapping[str, str] | None = None, *, required: bool = True
@@ -299,15 +301,14 @@ class Signature:
         """
         fields: dict[str, Any] = {}
         for name in [*self.names(), *sorted(self.extra_names)]:
-            accepts = self.accepts.get(name, AcceptedValues())
-            parameter = self.parameters.get(name)
-            is_required = required and parameter is not None and parameter.default is parameter.empty
+            parameter = self.parameters.get(name, Parameter(default=None))
+            is_required = required and parameter.default is inspect.Parameter.empty
             # pydantic rejects field names such as "schema" and "_x", so the name is an alias; a default factory makes
             # the field optional without a default in the JSON schema
             rest: dict[str, Any] = {} if is_required else {"default_factory": lambda: None}
-            field = Field(alias=name, description=(descriptions or {}).get(name), **rest)
+            info = Field(alias=name, description=(descriptions or {}).get(name), **rest)
             if name not in excluded:
-                fields[f"argument_{name}"] = (Annotated[accepts.type, accepts], field)
+                fields[f"argument_{name}"] = (Annotated[parameter.type, parameter], info)
         return create_model(self.name, __config__=ConfigDict(extra="forbid"), **fields)
 
 
@@ -326,14 +327,13 @@ def real_signature(target: Callable[..., Any]) -> Signature | None:
     extra = names_read(function) | set(documented) - set(named) if open_keywords else set()
     return Signature(
         name=getattr(target, "__name__", repr(target)),
-        parameters=named,
+        parameters={
+            name: _parameter(parameter, documented.get(name, ""), getattr(function, "__globals__", {}))
+            for name, parameter in named.items()
+        },
         positional=None if inspect.Parameter.VAR_POSITIONAL in kinds else len(positional),
         open_keywords=open_keywords,
         extra_names=frozenset(extra),
-        accepts={
-            name: accepted_values(parameter, documented.get(name, ""), getattr(function, "__globals__", {}))
-            for name, parameter in named.items()
-        },
     )
 
 

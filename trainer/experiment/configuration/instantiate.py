@@ -192,7 +192,7 @@ def instantiate(spec: ObjectSpec, supplied: Mapping[str, Any] | None = None) -> 
 
 
 def _positional(spec: ObjectSpec, signature: Signature | None, supplied: Iterable[str]) -> tuple[Any, ...]:
-    parameters = () if signature is None else signature.accepts
+    parameters = () if signature is None else signature.parameters
     names = itertools.chain((name for name in parameters if name not in supplied), itertools.repeat(""))
     return tuple(_argument(name, value, signature) for name, value in zip(names, spec.args, strict=False))
 
@@ -204,14 +204,14 @@ def _keywords(arguments: Mapping[str, Any], signature: Signature | None) -> dict
 def _argument(name: str, value: Any, signature: Signature | None) -> Any:
     """Create an argument, and convert it to the type of its parameter."""
     instance = _instantiated(value, name)
-    accepts = signature.accepts.get(name) if signature is not None else None
-    if accepts is None:
+    parameter = signature.parameters.get(name) if signature is not None else None
+    if parameter is None:
         return instance
-    fits, converted = accepts.convert(instance)
+    fits, converted = parameter.convert(instance)
     if has_reference(value) and not fits:
-        fits, converted = accepts.convert(_instantiated(value, name, parsed=True))  # "6379" becomes a number
+        fits, converted = parameter.convert(_instantiated(value, name, parsed=True))  # "6379" becomes a number
         if not fits:
-            raise ConfigurationError(f"{name}: the value of {value} does not fit; accepts {accepts.text}")
+            raise ConfigurationError(f"{name}: the value of {value} does not fit; accepts {parameter.text}")
     return converted
 
 

@@ -86,7 +86,7 @@ class Reader:
         """
         texts: dict[Any, Any] = {field.alias or name: field.title for name, field in model.model_fields.items()}
         if signature is not None:
-            texts = {name: accepts.text for name, accepts in signature.accepts.items() if name in texts}
+            texts = {name: parameter.text for name, parameter in signature.parameters.items() if name in texts}
         if not isinstance(values, dict):
             return self.refuse(path, f"a mapping with the keys {', '.join(texts)}")
         above, self.above = self.above, path
@@ -204,10 +204,10 @@ class Reader:
             if key in given:
                 self.add((*path, key), given[key], of_key=True)
                 continue
-            accepts = None if signature is None else signature.accepts.get(key)
-            if accepts is None and signature is not None and dotted((*path, key)) in self.defaults:
+            parameter = None if signature is None else signature.parameters.get(key)
+            if parameter is None and signature is not None and dotted((*path, key)) in self.defaults:
                 continue
-            as_object = accepts is not None and is_dotted(item) and accepts.takes_object
+            as_object = parameter is not None and is_dotted(item) and parameter.takes_object
             values[key] = self.object(item, (*path, key)) if as_object else self.value(item, (*path, key))
         if signature is not None:
             checked = {key: value for key, value in values.items() if not has_reference(value)}

@@ -21,7 +21,7 @@ from pydantic_core import core_schema
 from ... import checks
 from ...errors import ConfigurationError, did_you_mean
 from ...storage.location import is_url
-from .arguments import OBJECT, AcceptedValues, Signature, real_signature
+from .arguments import OBJECT, Parameter, Signature, real_signature
 from .class_paths import DOTTED, has_reference, is_dotted, resolve, wrong_reference
 from .kinds import is_metric_name, known_metrics, supplied_names
 from .object_spec import ObjectSpec, Options
@@ -186,8 +186,7 @@ class KeywordArguments(SectionType):
         target = resolve(self.target)
         signature = signature_of(inspect.unwrap(target))
         parameters = {name: p for name, p in signature.parameters.items() if name != "self"}
-        accepts = {name: signature.accepts[name] for name in parameters}
-        return replace(signature, name=f"section {section}", parameters=parameters, accepts=accepts), target
+        return replace(signature, name=f"section {section}", parameters=parameters), target
 
     def read(self, reader: Reader, value: Any, path: tuple[Any, ...]) -> Options | None:
         signature, _ = self._signature(path[-1])
@@ -266,7 +265,7 @@ _RANGES: dict[str, Callable[[str, Any], Any]] = {
 }
 
 
-_COLUMNS = AcceptedValues(
+_COLUMNS = Parameter(
     Annotated[
         list[Any],
         Field(min_length=1),
@@ -282,12 +281,8 @@ class FeaturesSection(SectionType):
         from ...features import Features
 
         signature = signature_of(Features)
-        parameters, accepts = dict(signature.parameters), dict(signature.accepts)
-        del accepts["features"]
-        parameters = {"columns": parameters.pop("features"), **parameters}
-        return replace(
-            signature, name="section features", parameters=parameters, accepts={"columns": _COLUMNS, **accepts}
-        )
+        parameters = {name: p for name, p in signature.parameters.items() if name != "features"}
+        return replace(signature, name="section features", parameters={"columns": _COLUMNS, **parameters})
 
     def read(self, reader: Reader, value: Any, path: tuple[Any, ...]) -> dict[str, Any] | None:
         signature, before = self._signature(), len(reader.problems)
