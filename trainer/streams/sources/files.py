@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -328,16 +328,13 @@ class FileStream(BufferedStream):
             self._lanes = Lanes()  # several processes wrote the position; this process continues alone
         if self._lanes is not None:
             self._position = self._lanes.seek(position)
-            self._start_at(None)
-            for progress in self._lanes.open_segments():
-                self._check_segment_exists(progress)
-            self._finished.seek(watched, self._is_past)
-            return
-        cursors = cursors_of(self, position, (PARTITION,))
-        self._position = dict(position)
+            begun: Iterable[Progress] = self._lanes.open_segments()
+        else:
+            begun = map(Progress.of, cursors_of(self, position, (PARTITION,)).values())
+            self._position = dict(position)
         self._start_at(None)
-        if PARTITION in cursors:
-            self._check_segment_exists(Progress.of(cursors[PARTITION]))
+        for progress in begun:
+            self._check_segment_exists(progress)
         self._finished.seek(watched, self._is_past)
 
     def _check_segment_exists(self, progress: Progress) -> None:

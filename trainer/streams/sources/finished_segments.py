@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -113,7 +113,7 @@ class FinishedSegments:
         is_unchanged = Fingerprint.of(path, segment.fingerprint.bytes) == segment.fingerprint
         reader, address, rows = self._open_reader(path), segment.address if is_unchanged else 0, 0
         try:
-            for piece in _pieces(reader, address, finished):
+            while (piece := reader.read(address, finished)) is not None:
                 address, rows = piece.end, rows + int(piece.decoded.counts.sum())
             if rows:
                 segment.address = address
@@ -130,9 +130,3 @@ class FinishedSegments:
                 "to a file with a later name. late_rows counts further rows; this segment is not reported again",
                 name, "grew" if is_unchanged else "was replaced or written again", rows,
             )  # fmt: skip
-
-
-def _pieces(reader: Reader, address: int, finished: bool) -> Iterator[Any]:
-    while (piece := reader.read(address, finished)) is not None:
-        yield piece
-        address = piece.end
