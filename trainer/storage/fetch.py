@@ -7,7 +7,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from ..checkpoint import catalog, durable, manifest
@@ -134,13 +134,13 @@ def _locate_snapshot(source: Location) -> tuple[Location, str | None]:
 def _snapshots(root: Location) -> list[tuple[int, str]]:
     """Return (sequence number, name) of each snapshot that has a manifest."""
     steps = []
-    for name in root.files():
-        path = PurePosixPath(name)
-        if path.name == MANIFEST and len(path.parts) == 2 and path.parts[0].startswith("step_"):
+    for part in _parts_in(root):
+        if "/" not in part and part.startswith("step_"):
             try:
-                steps.append((manifest.checked_count(read_manifest(root.read(name))[1]["sequence"]), path.parts[0]))
+                body = read_manifest(root.read(f"{part}/{MANIFEST}"))[1]
+                steps.append((manifest.checked_count(body["sequence"]), part))
             except (FileNotFoundError, ValueError, TypeError, KeyError) as error:
-                logger.warning("snapshot %s is skipped: %s", root.display_url(path.parts[0]), error)
+                logger.warning("snapshot %s is skipped: %s", root.display_url(part), error)
     return steps
 
 
@@ -202,8 +202,7 @@ def _fetch_into(source: Location, record: dict[str, Any], folder: Path) -> None:
         if name not in _WRITTEN_LAST:
             source.download(name, folder / name)
     snapshots = source.child(CHECKPOINTS)
-    names = {name for _, name in _snapshots(snapshots)}
-    if names:
+    if _snapshots(snapshots):
         fetch_snapshot(source, folder / CHECKPOINTS)
         _fetch_pointers(snapshots, folder / CHECKPOINTS)
     # Record the parts that were not downloaded, so that the mirror does not remove them as deleted locally.

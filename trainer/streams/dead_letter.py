@@ -100,16 +100,19 @@ class DeadLetter:
         """
         if not rows:
             return
-        if self.path is None:
-            self._count_written(rows, origins)
-            if not self._warned:
-                self._warned = True
-                first, origin = rows[0], origins[rows[0].message]
-                location = f"row {first.row}" if first.line is None else f"line {first.line}"
-                logger.warning(
-                    "%s: bad record at %s %s %s: %s", source, origin.partition, origin.offset, location, first.reason
-                )
-            return
+        if self.path is not None:
+            self._write(self.path, source, rows, origins)
+        elif not self._warned:
+            self._warned = True
+            first, origin = rows[0], origins[rows[0].message]
+            location = f"row {first.row}" if first.line is None else f"line {first.line}"
+            logger.warning(
+                "%s: bad record at %s %s %s: %s", source, origin.partition, origin.offset, location, first.reason
+            )
+        self._newest_reason = rows[-1].reason  # not before: rows that cannot be written are read again
+        self.count_reasons(rows, origins)
+
+    def _write(self, path: Path, source: str, rows: Sequence[BadRow], origins: Sequence[Span]) -> None:
         lines = []
         for bad in rows:
             origin = origins[bad.message]
@@ -118,16 +121,11 @@ class DeadLetter:
             lines.append(json.dumps({**line, "reason": bad.reason, **_raw_fields(bad.raw)}) + "\n")
         with self._lock:
             try:
-                self._write(self.path, "".join(lines).encode())
+                self._append(path, "".join(lines).encode())
             except OSError as error:
                 with contextlib.suppress(OSError):
                     self._close()
                 raise self._file_error("written", error) from error
-        self._count_written(rows, origins)  # not before: rows that cannot be written are read again
-
-    def _count_written(self, rows: Sequence[BadRow], origins: Sequence[Span]) -> None:
-        self._newest_reason = rows[-1].reason
-        self.count_reasons(rows, origins)
 
     def count_reasons(self, rows: Sequence[BadRow], origins: Sequence[Span]) -> None:
         """Count the reasons of bad rows for `report`, and describe the first bad row."""
@@ -171,7 +169,7 @@ class DeadLetter:
             self._recent_good /= 2
             self._recent_bad /= 2
 
-    def _write(self, path: Path, lines: bytes) -> None:
+    def _append(self, path: Path, lines: bytes) -> None:
         if self._file is None:
             path.parent.mkdir(parents=True, exist_ok=True)
             # Unbuffered, so that a failed write leaves no data that `close` would write again.
