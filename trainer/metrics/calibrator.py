@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from ..state import Stateful
 from .calibration_map import METHODS, CalibrationMap, logits_of, sigmoid
 from .defaults import BINARY, CLASSES
 from .histogram import RowBuffer
-from .predictions import Meaning, row_weights, to_numpy
+from .predictions import Meaning, row_weights, strip_prefix, to_numpy
 
 BLOCK_ROWS = 8192  # rows processed at once; a fixed size makes the result independent of batch sizes
 _BINS, _BINS_PER_UNIT = 320, 10  # bins of width 0.1 for logits from -16 to 16; values beyond go into the outer bins
@@ -238,14 +239,10 @@ class Calibrator(Stateful):
             current = self.current()
             assert current is not None
             return current
-        copy = Calibrator(
-            self.method, self.by, half_life=self.half_life, min_rows=self.min_rows, max_values=self.max_values
-        )
-        copy.negative_sampling_rate, copy._activation = self.negative_sampling_rate, self._activation
-        copy.column, copy.index = self.column, self.index
-        copy.load_state_dict(self.state_dict())
-        copy._learn(*copy._buffer.drain())
-        return copy._fit()
+        other = copy.copy(self)
+        other.load_state_dict(self.state_dict())  # gives it sums and rows of its own
+        other._learn(*other._buffer.drain())
+        return other._fit()
 
     def _fit(self) -> CalibrationMap:
         has_weight = (self._sums["positives"] + self._sums["negatives"]).any(axis=1)
@@ -299,8 +296,7 @@ class Calibrator(Stateful):
         self._slice_of = {int(value): row for row, value in enumerate(saved["values"], 1)}
         self._counts = np.array(arrays["counts"], np.float64)
         self._sums = {name: np.array(arrays[name], np.float64) for name in _SUMS}
-        buffered = {key.removeprefix("waiting."): a for key, a in arrays.items() if key.startswith("waiting.")}
-        self._buffer.load_state_dict({"arrays": buffered})
+        self._buffer.load_state_dict({"arrays": strip_prefix("waiting.", arrays)})
 
 
 def platt(logits: np.ndarray, positives: np.ndarray, negatives: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

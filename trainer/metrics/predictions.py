@@ -10,11 +10,16 @@ import numpy as np
 
 from ..checks import choice, refuse
 from ..errors import ConfigurationError, DataError, did_you_mean
+from .calibration_map import sigmoid
+
+
+def _host(value: Any) -> np.ndarray:
+    return value.asnumpy() if hasattr(value, "asnumpy") else np.asarray(value)
 
 
 def to_numpy(value: Any, name: str = "array") -> np.ndarray:
     """Convert a Tensor, array or sequence to an array; half floats become float32."""
-    array = value.asnumpy() if hasattr(value, "asnumpy") else np.asarray(value)
+    array = _host(value)
     if array.dtype.kind not in "biuf":
         raise DataError(f"{name} must hold numbers; received dtype {array.dtype}")
     return array.astype(np.float32) if array.dtype.kind == "f" and array.dtype.itemsize < 4 else array
@@ -47,7 +52,7 @@ def weighted_sum(weights: np.ndarray, values: np.ndarray) -> Any:
 
 def group_column(groups: Any, rows: int) -> np.ndarray:
     """Return groups as integers or text, shape [rows]."""
-    column = groups.asnumpy() if hasattr(groups, "asnumpy") else np.asarray(groups)
+    column = _host(groups)
     if column.size != rows or column.ndim > 2:
         raise DataError(f"groups take shape [{rows}] or [{rows}, 1]; received {column.shape}")
     if column.dtype.kind == "O":
@@ -73,7 +78,7 @@ def named_values(name: str, value: Any) -> dict[str, float]:
             for part, item in value.items()
         }
     try:
-        array = np.asarray(value.asnumpy() if hasattr(value, "asnumpy") else value, np.float64)
+        array = np.asarray(_host(value), np.float64)
     except (TypeError, ValueError):
         array = None
     if array is None or array.ndim > 1 or not array.size:
@@ -127,11 +132,6 @@ class CountsByName(dict[str, Any]):
 Activation = str | Callable[[np.ndarray], np.ndarray]
 
 
-def _sigmoid(logits: np.ndarray) -> np.ndarray:
-    small = np.exp(-np.abs(logits))
-    return np.where(logits >= 0, 1.0, small) / (1.0 + small)
-
-
 def _softmax(logits: np.ndarray) -> np.ndarray:
     exponents = np.exp(logits - logits.max(axis=1, keepdims=True))
     return exponents / exponents.sum(axis=1, keepdims=True)
@@ -139,7 +139,7 @@ def _softmax(logits: np.ndarray) -> np.ndarray:
 
 ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "identity": lambda predictions: predictions,
-    "sigmoid": _sigmoid,
+    "sigmoid": sigmoid,
     "softmax": _softmax,
     "exp": np.exp,
 }
@@ -191,10 +191,6 @@ def without_weightless(predictions: Any, labels: Any, weights: Any, groups: Any 
         return predictions, labels, weights, groups
     columns = (predictions, labels, weights, groups)
     return tuple([None if column is None else _host(column)[checked > 0] for column in columns])
-
-
-def _host(column: Any) -> np.ndarray:
-    return column.asnumpy() if hasattr(column, "asnumpy") else np.asarray(column)
 
 
 def check_activation(argument: str, activation: Any) -> Activation | None:
