@@ -80,8 +80,7 @@ class StepBuilder:
     _step_options: StepOptions | None = None
     _cells: dict[int, nn.Cell] = field(default_factory=dict)  # the trainer's cells that have programs, by id
     _frozen: dict[int, TrainStep] = field(default_factory=dict)
-    _single: dict[int, OneStep] = field(default_factory=dict)
-    _sunk: dict[tuple[Any, ...], SunkSteps] = field(default_factory=dict)
+    _programs: dict[Any, nn.Cell] = field(default_factory=dict)  # for training, by depth or `_sunk_steps` key
     _trained: list[Parameter] = field(default_factory=list)  # parameters of network and optimizer in a training
     _addresses: list[int] = field(default_factory=list)  # of the trained parameters after the latest call or training
 
@@ -104,33 +103,30 @@ class StepBuilder:
         self.list_types = ListTypes(lambda: np.int64 if reads_ids(network) else np.float32)
         self.inference = InferencePrograms(self, eval_network)
         self.padded = PaddedPrograms(self)
-        task_losses = (loss_fn.losses, loss_fn.label_casts) if is_multi_task else ([loss_fn], [self.forward.label_cast])
+        losses, casts = (loss_fn.losses, loss_fn.label_casts) if is_multi_task else ([loss_fn], [self.forward.label_cast])
         # Denominators of parts or weighted rows count integer labels as class numbers, so refuse other integer labels.
-        for cast in task_losses[1]:
-            parts = self.options.accumulate > 1 or self.options.exchange is not None or columns.applies_weight
+        parts = self.options.accumulate > 1 or self.options.exchange is not None or columns.applies_weight
+        for cast in casts:
             cast.requires_class_numbers = parts and cast.kind == CLASSES
-        ignores = not is_multi_task or loss_fn.ignores_labels
-        fits = self.label_count - columns.applies_weight == len(task_losses[0])
-        self.class_range = (
-            ClassRangeCheck(
-                *task_losses,
-                ignores=ignores,
-                after=int(columns.applies_weight),
-                counted=loss_fn.rows if is_multi_task else None,
-            )
-            if fits
-            else None
+        if self.label_count - columns.applies_weight != len(losses):  # the loss takes other columns
+            losses, casts = [], []
+        self.class_range = ClassRangeCheck(
+            losses,
+            casts,
+            ignores=not is_multi_task or loss_fn.ignores_labels,
+            after=int(columns.applies_weight),
+            counted=loss_fn.rows if is_multi_task else None,
         )
 
     @property
     def training_program(self) -> nn.Cell | None:
         """Cell of the newest training program, or None."""
-        return next(reversed([*self._single.values(), *self._sunk.values()]), self.step)
+        return next(reversed(self._programs.values()), self.step)
 
     @property
     def programs(self) -> int:
         """Number of programs compiled so far, for all purposes."""
-        training = sum(count_programs(cell) for cell in (*self._single.values(), *self._sunk.values()))
+        training = sum(map(count_programs, self._programs.values()))
         return training + self.padded.programs + self.inference.programs
 
     def train_step(self, options: StepOptions) -> TrainStep | CustomStep:
@@ -167,11 +163,9 @@ class StepBuilder:
                 self._continue_counting(previous, self.step)
         self._step_options = options
         self.padded.forget_step()
-        unused = [cell for programs in (self._single, self._sunk) for cell in programs.values()]
-        drop_programs(self._cells.pop(id(cell), cell) for cell in unused)
+        drop_programs(self._cells.pop(id(cell), cell) for cell in self._programs.values())
         self._frozen.clear()
-        self._single.clear()
-        self._sunk.clear()
+        self._programs.clear()
         return self.step
 
     def _use_average(self, options: StepOptions) -> None:
@@ -302,18 +296,18 @@ class StepBuilder:
         step = self._frozen_step(options, depth)
         if options.accumulate > 1:
             return step
-        if depth not in self._single:
-            self._single[depth] = OneStep(step)
-        return self._single[depth]
+        if depth not in self._programs:
+            self._programs[depth] = OneStep(step)
+        return self._programs[depth]
 
-    def _sunk_steps(self, options: StepOptions, batches_per_call: int, sample: Chunk, depth: int) -> SunkSteps:
+    def _sunk_steps(self, options: StepOptions, batches_per_call: int, sample: Chunk, depth: int) -> nn.Cell:
         shape = self.inference.row_shape(sample, options.output) if options.keep_predictions else None
         # Find a column that has the rows on axis 0; a ragged column has its values there.
         row_column = next((i for i, a in enumerate(sample.arrays) if len(a[0]) == sample.batch_rows), 0) if shape else 0
         key = (batches_per_call, shape, depth, row_column)
-        if key not in self._sunk:
-            self._sunk[key] = SunkSteps(self._frozen_step(options, depth), batches_per_call, shape, row_column)
-        return self._sunk[key]
+        if key not in self._programs:
+            self._programs[key] = SunkSteps(self._frozen_step(options, depth), batches_per_call, shape, row_column)
+        return self._programs[key]
 
     def with_tables(self, run: TrainRunner) -> TrainRunner:
         """Return a runner that loads a chunk's table rows and writes them back."""

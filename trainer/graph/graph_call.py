@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import operator
 import re
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +53,6 @@ class GraphCall:
         self._for_one_core = for_one_core
         self._programs: dict[Any, str | None] = {}  # None if the program cannot be run directly
         self.programs = 0  # number of programs
-        self.seconds = 0.0  # time spent on compilations and the first run of each program
 
     def __call__(self, *tensors: Tensor, signature: Any = None) -> Any:
         """Return the cell's outputs.
@@ -70,11 +68,9 @@ class GraphCall:
             return execution.run(program, tensors)
         if key in self._programs:
             return cell.compile_and_run(*tensors)
-        began = time.perf_counter()
         with compiling(cell, for_one_core=self._for_one_core):
             outputs, self._programs[key] = execution.compiled(cell, tensors)
         self.programs += 1
-        self.seconds += time.perf_counter() - began
         return outputs
 
 
@@ -82,7 +78,6 @@ class EagerCall:
     """Run a cell operator by operator, with the interface of `GraphCall`."""
 
     programs = 0
-    seconds = 0.0
 
     def __init__(self, cell: nn.Cell) -> None:
         self.cell = cell
