@@ -11,7 +11,7 @@ from mindspore import dtype as mstype
 
 from ..mindspore_internals import device
 from ..mindspore_internals.cell_structure import hide
-from ..mindspore_internals.python_operators import operator, operator_with_inputs
+from ..mindspore_internals.python_operators import operator
 from .dense_sum import DenseSum
 from .group import Group
 
@@ -65,8 +65,8 @@ class Exchange(nn.Cell):
             self.sums_on_host = combine is None and gradients > 0
             if self.sums_on_host:
                 outputs = gradients + 1  # the gradients and `head`, with the shapes of the first inputs
-                self.sum_gradients = operator_with_inputs(
-                    self.dense_sum.add_gradients, outputs + 2, lambda *shapes: shapes[:outputs], outputs
+                self.sum_gradients = operator(
+                    self.dense_sum.add_gradients, lambda *shapes: shapes[:outputs], inputs=outputs + 2, outputs=outputs
                 )
             self.share_token(Parameter(Tensor(np.zeros(1, np.float32)), name="trainer.exchange", requires_grad=False))
         else:

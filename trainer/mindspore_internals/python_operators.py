@@ -15,37 +15,19 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from mindspore import dtype as mstype
 from mindspore import ops
 
 
-def operator(method: Callable[..., np.ndarray], out_shape: Callable[..., tuple[int, ...]]) -> ops.Custom:
-    """Return an operator that calls a method and returns a float32 array.
-
-    `out_shape` takes the shapes of the inputs and returns the shape of the result.
-    """
-    return _custom(method, inspect.signature(method), out_shape, mstype.float32)
-
-
-def operator_with_inputs(
-    method: Callable[..., Any], inputs: int, out_shape: Callable[..., Any], outputs: int | None = None
+def operator(
+    method: Callable[..., Any], out_shape: Callable[..., Any], *, inputs: int | None = None, outputs: int | None = None
 ) -> ops.Custom:
-    """Return an operator that calls a method with the given number of inputs.
+    """Return an operator that calls a method.
 
     The result is one float32 array, or a tuple of `outputs` arrays if that is given. `out_shape` takes the shapes of
-    the inputs and returns the shape, or the tuple of shapes, of the result.
+    the inputs and returns the shape, or the tuple of shapes, of the result. `inputs` is the number of inputs if the
+    method's signature does not tell it.
     """
-    dtype = mstype.float32 if outputs is None else (mstype.float32,) * outputs
-    return _custom(method, _signature_of(inputs), out_shape, dtype)
-
-
-def _signature_of(inputs: int) -> inspect.Signature:
-    parameters = [inspect.Parameter(f"array{index}", inspect.Parameter.POSITIONAL_ONLY) for index in range(inputs)]
-    return inspect.Signature(parameters)
-
-
-def _custom(method: Callable[..., Any], signature: inspect.Signature, out_shape: Any, out_dtype: Any) -> ops.Custom:
     # MindSpore never releases the function, so the function must not keep its owner alive, which may own large tables.
     # Calling a `WeakMethod` takes twice as long as this.
     owner, function = weakref.ref(method.__self__), method.__func__  # type: ignore[attr-defined]
@@ -53,5 +35,12 @@ def _custom(method: Callable[..., Any], signature: inspect.Signature, out_shape:
     def call(*arrays):
         return function(owner(), *arrays)  # the caller of the graph keeps the owner alive
 
-    vars(call)["__signature__"] = signature  # gives the operator its number of inputs
-    return ops.Custom(call, out_shape=out_shape, out_dtype=out_dtype, func_type="pyfunc")
+    # The signature gives the operator its number of inputs.
+    vars(call)["__signature__"] = inspect.signature(method) if inputs is None else _signature_of(inputs)
+    dtype = mstype.float32 if outputs is None else (mstype.float32,) * outputs
+    return ops.Custom(call, out_shape=out_shape, out_dtype=dtype, func_type="pyfunc")
+
+
+def _signature_of(inputs: int) -> inspect.Signature:
+    parameters = [inspect.Parameter(f"array{index}", inspect.Parameter.POSITIONAL_ONLY) for index in range(inputs)]
+    return inspect.Signature(parameters)

@@ -15,7 +15,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore import dtype as mstype
 
 from ...mindspore_internals.cell_structure import hide
-from ...mindspore_internals.python_operators import operator_with_inputs
+from ...mindspore_internals.python_operators import operator
 from ...mindspore_internals.shared_memory import HostMirror
 from ..planning.layout import ColumnElement
 from ..tables import kernels
@@ -43,10 +43,10 @@ class ColumnReads(nn.Cell):
         columns, count = len(self.inputs), len(reads)
         hide(self, "dim", dim)
         self.assign, self.map = ops.Assign(), ops.HyperMap()
-        self.read = operator_with_inputs(
-            self._read, 2 + columns, lambda *shapes: tuple((shapes[2][0], dim) for _ in range(count)), count
+        self.read = operator(
+            self._read, lambda *shapes: ((shapes[2][0], dim),) * count, inputs=2 + columns, outputs=count
         )
-        self.add_up = operator_with_inputs(self._add_up, 1 + columns + count, lambda *shapes: (shapes[0][0], dim))
+        self.add_up = operator(self._add_up, lambda *shapes: (shapes[0][0], dim), inputs=1 + columns + count)
 
     def make_room(self, rows: Sequence[int]) -> None:
         """Allocate the vectors of a batch; `rows` is the number of rows of each column."""
