@@ -37,25 +37,19 @@ def evaluate(
 ) -> dict[str, float]:
     """Implement `Trainer.evaluate`."""
     with trainer.group.inside("evaluate"):
-        return _evaluate(trainer, dataset, callbacks, batch_size, sharded)
-
-
-def _evaluate(
-    trainer: TrainerBase, dataset: Any, callbacks: Any, batch_size: int | None, sharded: bool | None
-) -> dict[str, float]:
-    data = UserData(dataset, trainer.features)
-    if trainer.own_eval_network is None:
-        data = data.in_order(trainer.trained_columns)
-    if data.form is Form.RAW and trainer.own_eval_network is None:
-        declared_features.check_labels(trainer.features, trainer.loss_fn)
-    feed = evaluation_feed(trainer, data, batch_size, sharded=sharded)
-    is_top_level = trainer.state.phase is Phase.IDLE  # a call from a callback completes even after a stop signal
-    with call(trainer, Phase.EVALUATE, callbacks if callbacks is not None else []) as signals:
-        loop.setup(trainer)
-        with contextlib.closing(feed):
-            results = evaluate_feed(trainer, feed, interruptible=is_top_level)
-        loop.report_evaluation(trainer, results)
-    signals.leave()
+        data = UserData(dataset, trainer.features)
+        if trainer.own_eval_network is None:
+            data = data.in_order(trainer.trained_columns)
+        if data.form is Form.RAW and trainer.own_eval_network is None:
+            declared_features.check_labels(trainer.features, trainer.loss_fn)
+        feed = evaluation_feed(trainer, data, batch_size, sharded=sharded)
+        is_top_level = trainer.state.phase is Phase.IDLE  # a call from a callback completes even after a stop signal
+        with call(trainer, Phase.EVALUATE, callbacks if callbacks is not None else []) as signals:
+            loop.setup(trainer)
+            with contextlib.closing(feed):
+                results = evaluate_feed(trainer, feed, interruptible=is_top_level)
+            loop.report_evaluation(trainer, results)
+        signals.leave()
     return results
 
 
@@ -72,8 +66,7 @@ def evaluate_feed(
     if trainer.calibrator is not None and trainer.own_eval_network is None:
         tally.calibrated = CalibratedRows(trainer.calibrator, fit_calibration=fit_calibration)
     with trainer.builder.inference.mode(cell):
-        results = loop.evaluate(trainer, feed, cell, tally, interruptible=interruptible)
-    return results
+        return loop.evaluate(trainer, feed, cell, tally, interruptible=interruptible)
 
 
 def try_metrics(trainer: TrainerBase, feeds: Iterable[Feed]) -> None:
