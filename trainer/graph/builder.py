@@ -244,7 +244,7 @@ class StepBuilder:
         """
         runners = {0: self._runner(options, batches_per_call, sample, 0)}
         freezing = self.boost.freezing
-        if freezing is None or len(self._depths) == 1:
+        if freezing is None:
             run = self.with_tables(runners[0])
             run = run if filling is None or batches_per_call is not None else self.padded.train(run, options)
             return self._with_class_range(run, options, batches_per_call)

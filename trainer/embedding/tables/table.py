@@ -206,9 +206,7 @@ def can_plan_together(table: Any) -> bool:
     return isinstance(table, SparseTable) and table.spec.keeps_every_id and table.spec.padding is None
 
 
-def plan_together(
-    tables: Sequence[SparseTable], ids: Sequence[np.ndarray], now: float, steps: int | None = None
-) -> list[np.ndarray]:
+def plan_together(tables: Sequence[SparseTable], ids: Sequence[np.ndarray], now: float) -> list[np.ndarray]:
     """Plan several tables in one pass, as `SparseTable.plan`; return their rows.
 
     The tables must be distinct and accepted by `can_plan_together`. `ids` has an int64 array [steps, n] per table.
@@ -217,9 +215,9 @@ def plan_together(
     new: dict[tuple, list[tuple[SparseTable, int, np.ndarray]]] = {}
     for table, part in zip(tables, ids, strict=True):
         first = table.next_row
-        rows, new_ids = _get_or_add_rows(table, part, steps)
+        rows, new_ids = _get_or_add_rows(table, part)
         if new_ids is None:  # the id map may be too small, or there are free rows to reuse
-            rows = table.plan(part, None, now, steps)
+            rows = table.plan(part, None, now)
         elif len(new_ids):
             spec = table.spec
             new.setdefault((spec.dim, spec.initializer, spec.scale), []).append((table, first, new_ids))
@@ -235,7 +233,7 @@ def plan_together(
     return planned
 
 
-def _get_or_add_rows(table: SparseTable, ids: np.ndarray, steps: int | None) -> tuple[np.ndarray, np.ndarray | None]:
+def _get_or_add_rows(table: SparseTable, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
     """Record a plan; return (rows, new ids), or (ids, None) if impossible."""
     flat = np.ascontiguousarray(ids).reshape(-1)
     rows = np.empty(len(flat), np.int32)
@@ -244,7 +242,7 @@ def _get_or_add_rows(table: SparseTable, ids: np.ndarray, steps: int | None) -> 
         if new is None:
             return flat, None
         new_ids = flat[new]
-        _record_plan(table, new_ids, steps or len(ids))
+        _record_plan(table, new_ids, len(ids))
     return rows.reshape(ids.shape), new_ids
 
 
