@@ -4,12 +4,7 @@
 connect them to a trainer. Callbacks decide when to write and which snapshots to keep.
 """
 
-from ..errors import (
-    CheckpointDamagedError,
-    CheckpointError,
-    CheckpointMismatchError,
-    CheckpointNotFoundError,
-)
+from ..errors import CheckpointDamagedError, CheckpointError, CheckpointMismatchError, CheckpointNotFoundError
 from .catalog import Entry, available, find, prune, read_pointer, set_pointer
 from .snapshot import Snapshot, read
 from .snapshot_writer import step_name, write

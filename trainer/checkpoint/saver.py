@@ -47,9 +47,8 @@ class Saver:
         self.config: str | None = None  # text stored as config.yaml in every snapshot, or None
         self.written: set[str] = set()  # names of the snapshots this process wrote, which are known to be intact
         self.durable_count = 0  # number of snapshots that are safely on disk, including replaced ones
-        self._uncommitted: deque[Mapping[str, Any] | None] = (
-            deque()
-        )  # data positions of snapshots that may not be durable yet
+        # Data positions of snapshots that may not be durable yet.
+        self._uncommitted: deque[Mapping[str, Any] | None] = deque()
         self._positions: dict[Path, Mapping[str, Any] | None] = {}
         self._identities: dict[Path, str] = {}
         self._locks: dict[Path, FolderLock | None] = {}
