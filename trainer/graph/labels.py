@@ -285,6 +285,5 @@ def _refuse(chunk: Chunk, column: int, loss: nn.Cell, classes: int, ignores: boo
     raise DataError(
         f"column {chunk.names[column]!r}: class {labels[first]} in row {row} of the batch (rows: {len(wrong)}); "
         f"{type(loss).__name__} takes 0 to {classes - 1}, because the network returns {classes} values per "
-        "row. Number the "
-        "classes from 0, or widen the network's last layer"
+        "row. Number the classes from 0, or widen the network's last layer"
     )

@@ -134,10 +134,9 @@ def choose(name: str | None) -> Device:
         return device
     if name is None:
         raise ConfigurationError(
-            f"device: MindSpore has selected the {device.name} by itself; pass "
-            f"device={device.name.lower()!r} to train on "
-            "it, device='cpu', or device='auto' for the device that MindSpore selects (a choice by "
-            "mindspore.set_device counts too; one by set_context cannot be recognized)"
+            f"device: MindSpore has selected the {device.name} by itself; pass device="
+            f"{device.name.lower()!r} to train on it, device='cpu', or device='auto' for the device that MindSpore "
+            "selects (a choice by mindspore.set_device counts too; one by set_context cannot be recognized)"
         )
     logger.warning("device='auto': training on the %s, which MindSpore has selected", device.name)
     return device
