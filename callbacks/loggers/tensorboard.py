@@ -123,19 +123,16 @@ class TensorBoard(Logger):
     def _add_curves(self, trainer: Trainer, group: str) -> None:
         if self._curves_failed:
             return
+        step = trainer.state.progress.global_step
         try:
-            self._draw_curves(trainer, group)
+            for task, table in trainer.read_scores().items():
+                name = f"{group}/{task}" if task else group
+                self._events.add(_precision_recall(f"precision_recall/{name}", table), step)
         except OSError:
             raise
         except Exception as error:  # any exception of matplotlib or tensorboardX
             self._curves_failed = True
             logger.warning("TensorBoard: drawing curves has stopped: %s: %s", type(error).__name__, error)
-
-    def _draw_curves(self, trainer: Trainer, group: str) -> None:
-        step = trainer.state.progress.global_step
-        for task, table in trainer.read_scores().items():
-            name = f"{group}/{task}" if task else group
-            self._events.add(_precision_recall(f"precision_recall/{name}", table), step)
 
     def _add_histograms(self, trainer: Trainer) -> None:
         import numpy as np
