@@ -103,7 +103,9 @@ class StepBuilder:
         self.list_types = ListTypes(lambda: np.int64 if reads_ids(network) else np.float32)
         self.inference = InferencePrograms(self, eval_network)
         self.padded = PaddedPrograms(self)
-        losses, casts = (loss_fn.losses, loss_fn.label_casts) if is_multi_task else ([loss_fn], [self.forward.label_cast])
+        losses, casts = [loss_fn], [self.forward.label_cast]
+        if is_multi_task:
+            losses, casts = loss_fn.losses, loss_fn.label_casts
         # Denominators of parts or weighted rows count integer labels as class numbers, so refuse other integer labels.
         parts = self.options.accumulate > 1 or self.options.exchange is not None or columns.applies_weight
         for cast in casts:
