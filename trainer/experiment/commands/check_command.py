@@ -59,9 +59,7 @@ def _streams(value: Any) -> Iterator[tuple[ObjectSpec, dict[str, Any]]]:
     for spec in _objects(value):
         target = _target(spec)
         if isinstance(target, type) and issubclass(target, Stream) and target.__module__.startswith("trainer."):
-            signature = real_signature(target)
-            names = signature.names() if signature is not None else []
-            yield spec, {**dict(zip(names, spec.args, strict=False)), **spec.init_args}
+            yield spec, {**dict(zip(real_signature(target).names(), spec.args, strict=False)), **spec.init_args}
 
 
 def _target(spec: ObjectSpec) -> Any:

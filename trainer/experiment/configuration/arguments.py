@@ -312,13 +312,17 @@ class Signature:
         return create_model(self.name, __config__=ConfigDict(extra="forbid"), **fields)
 
 
-def real_signature(target: Callable[..., Any]) -> Signature | None:
-    """Return the signature behind the wrappers of `target`, or None if it has none."""
+# of a class or function that shows none, such as one written in C
+UNKNOWN = Signature("a function", {}, positional=None, open_keywords=True, extra_names=frozenset())
+
+
+def real_signature(target: Callable[..., Any]) -> Signature:
+    """Return the signature behind the wrappers of `target`, or `UNKNOWN`."""
     function, skip = _function_of(target)
     try:
         raw = inspect.signature(function)
     except (TypeError, ValueError):
-        return None
+        return UNKNOWN
     named = {name: p for name, p in list(raw.parameters.items())[skip:] if p.kind not in _VARIADIC}
     kinds = {p.kind for p in raw.parameters.values()}
     positional = [p for p in named.values() if p.kind is not p.KEYWORD_ONLY]

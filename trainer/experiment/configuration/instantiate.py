@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigurationError, TrainerError
-from .arguments import Signature, real_signature
+from .arguments import UNKNOWN, Signature, real_signature
 from .class_paths import UnresolvedError, expand, has_reference, resolve
 from .experiment_config import DATA_KEYS, ExperimentConfig
 from .kinds import wrong_result
@@ -171,7 +171,7 @@ def instantiate(spec: ObjectSpec, supplied: Mapping[str, Any] | None = None) -> 
     except ConfigurationError as error:
         raise ConfigErrors([Problem(spec.location, spec.path, str(error))]) from error
     supplied_values = {name: value for name, value in (supplied or {}).items() if name not in keywords}
-    if signature is None:
+    if signature is UNKNOWN:
         positional = (*list(supplied_values.values())[:1], *positional)
     else:
         if any(name in supplied_values for name in list(signature.parameters)[: len(positional)]):
@@ -191,20 +191,19 @@ def instantiate(spec: ObjectSpec, supplied: Mapping[str, Any] | None = None) -> 
         raise ConfigErrors([Problem(spec.location, spec.path, _failure(spec, error))]) from error
 
 
-def _positional(spec: ObjectSpec, signature: Signature | None, supplied: Iterable[str]) -> tuple[Any, ...]:
-    parameters = () if signature is None else signature.parameters
-    names = itertools.chain((name for name in parameters if name not in supplied), itertools.repeat(""))
+def _positional(spec: ObjectSpec, signature: Signature, supplied: Iterable[str]) -> tuple[Any, ...]:
+    names = itertools.chain((name for name in signature.parameters if name not in supplied), itertools.repeat(""))
     return tuple(_argument(name, value, signature) for name, value in zip(names, spec.args, strict=False))
 
 
-def _keywords(arguments: Mapping[str, Any], signature: Signature | None) -> dict[str, Any]:
+def _keywords(arguments: Mapping[str, Any], signature: Signature) -> dict[str, Any]:
     return {name: _argument(name, value, signature) for name, value in arguments.items()}
 
 
-def _argument(name: str, value: Any, signature: Signature | None) -> Any:
+def _argument(name: str, value: Any, signature: Signature) -> Any:
     """Create an argument, and convert it to the type of its parameter."""
     instance = _instantiated(value, name)
-    parameter = signature.parameters.get(name) if signature is not None else None
+    parameter = signature.parameters.get(name)
     if parameter is None:
         return instance
     fits, converted = parameter.convert(instance)

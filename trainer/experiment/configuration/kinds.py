@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import ConfigurationError
-from .arguments import Signature, real_signature
+from .arguments import UNKNOWN, Signature, real_signature
 
 
-def supplied_names(section: str, signature: Signature | None, *, features: bool = False) -> set[str]:
+def supplied_names(section: str, signature: Signature, *, features: bool = False) -> set[str]:
     """Return the arguments of a section's object that other sections supply.
 
     Args:
         features: whether the experiment has a section `features`, which is supplied to the network.
     """
-    if signature is None:
+    if signature is UNKNOWN:
         return {"params"} if section == "optimizer" else set()
     supplied = {
         "network": {"features"} if features else set(),
@@ -154,9 +154,7 @@ def _is_optimizer(cls: type) -> bool:
 
     if issubclass(cls, nn.Optimizer | optim.Optimizer):
         return True
-    signature = real_signature(cls) if _is_cell(cls) else None
-    takes = set(signature.parameters) if signature is not None else set()
-    return bool(takes & {"params", "parameters", "network"})
+    return _is_cell(cls) and not real_signature(cls).parameters.keys().isdisjoint(("params", "parameters", "network"))
 
 
 def _is_metric(cls: type) -> bool:

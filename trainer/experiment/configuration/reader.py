@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictStr, ValidationError, m
 from ...errors import did_you_mean, nearest
 from ...masking import is_masked
 from ...models import MODELS
-from .arguments import Signature, real_signature
+from .arguments import UNKNOWN, Signature, real_signature
 from .class_paths import UnresolvedError, has_reference, is_dotted, resolve, wrong_reference
 from .kinds import supplied_names, wrong_kind
 from .object_spec import ObjectSpec, to_plain
@@ -142,7 +142,7 @@ class Reader:
             if problem:
                 self.add(location_path, f"{class_path} {problem}")
                 target = None
-        signature = None if target is None else real_signature(target)
+        signature = UNKNOWN if target is None else real_signature(target)
         supplied = supplied_names(section, signature, features=self.has_features)
         written, init_path = value.get("init_args") or {}, (*path, "init_args")
         spec = ObjectSpec(str(class_path), location=self.tree.location(location_path), path=dotted(path))
@@ -151,13 +151,12 @@ class Reader:
         if not isinstance(written, list):
             return spec
         args = tuple(self.value(item, (*init_path, index)) for index, item in enumerate(written))
-        if signature is not None:
-            most = signature.positional
-            if most is not None and len(args) > most:
-                message = f"received {len(args)}; {signature.name} accepts at most {most} positional arguments"
-                self.add(init_path, message)
-            excluded = {*supplied, *list(signature.parameters)[: len(args)]}
-            self.model(signature.model(excluded), {}, init_path, signature)
+        most = signature.positional
+        if most is not None and len(args) > most:
+            message = f"received {len(args)}; {signature.name} accepts at most {most} positional arguments"
+            self.add(init_path, message)
+        excluded = {*supplied, *list(signature.parameters)[: len(args)]}
+        self.model(signature.model(excluded), {}, init_path, signature)
         return replace(spec, args=args)
 
     def _network_by_name(self, value: dict[Any, Any], path: KeyPath) -> ObjectSpec | None:
@@ -184,15 +183,14 @@ class Reader:
         return self._with_arguments(spec, written, path, real_signature(resolve(class_path)), set())
 
     def _with_arguments(
-        self, spec: ObjectSpec, written: dict[Any, Any], path: KeyPath, signature: Signature | None, supplied: set[str]
+        self, spec: ObjectSpec, written: dict[Any, Any], path: KeyPath, signature: Signature, supplied: set[str]
     ) -> ObjectSpec:
         filled = dict.fromkeys(supplied, "is filled in; leave it out")
         values = self.arguments(written, path, signature, filled)
-        defaults = {} if signature is None else recordable(signature, {*supplied, *values})
-        return replace(spec, init_args=values, defaults=defaults)
+        return replace(spec, init_args=values, defaults=recordable(signature, {*supplied, *values}))
 
     def arguments(
-        self, written: Mapping[Any, Any], path: KeyPath, signature: Signature | None, given: Mapping[str, str]
+        self, written: Mapping[Any, Any], path: KeyPath, signature: Signature, given: Mapping[str, str]
     ) -> dict[str, Any]:
         """Read keyword arguments, and check them against a signature.
 
@@ -204,15 +202,14 @@ class Reader:
             if key in given:
                 self.add((*path, key), given[key], of_key=True)
                 continue
-            parameter = None if signature is None else signature.parameters.get(key)
-            if parameter is None and signature is not None and dotted((*path, key)) in self.defaults:
+            parameter = signature.parameters.get(key)
+            if parameter is None and dotted((*path, key)) in self.defaults:
                 continue
             as_object = parameter is not None and is_dotted(item) and parameter.takes_object
             values[key] = self.object(item, (*path, key)) if as_object else self.value(item, (*path, key))
-        if signature is not None:
-            checked = {key: value for key, value in values.items() if not has_reference(value)}
-            referring = set(values) - set(checked)
-            self.model(signature.model({*given, *referring}), checked, path, signature)
+        checked = {key: value for key, value in values.items() if not has_reference(value)}
+        referring = set(values) - set(checked)
+        self.model(signature.model({*given, *referring}), checked, path, signature)
         return values
 
     def value(self, value: Any, path: KeyPath) -> Any:

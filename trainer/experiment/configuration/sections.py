@@ -84,7 +84,7 @@ class NetworkSection(ObjectSection):
         variants = []
         for name, class_name in models.MODELS.items():
             target = getattr(models, class_name)
-            signature = signature_of(target)
+            signature = real_signature(target)
             supplied = supplied_names("network", signature, features=True)
             schema = arguments_schema(signature, supplied, argument_descriptions(target))
             paper = (inspect.getmodule(target).__doc__ or "").partition("\n")[0]
@@ -124,7 +124,7 @@ class StreamSource(RowSource):
 
     def schema(self) -> Schema:
         target = resolve(_SERVED_OUTCOMES)
-        served = arguments_schema(signature_of(target), (), argument_descriptions(target))
+        served = arguments_schema(real_signature(target), (), argument_descriptions(target))
         return {"if": {"type": "object", "required": ["served"]}, "then": served, "else": super().schema()}
 
 
@@ -184,7 +184,7 @@ class KeywordArguments(SectionType):
 
     def _signature(self, section: str) -> tuple[Signature, Any]:
         target = resolve(self.target)
-        signature = signature_of(inspect.unwrap(target))
+        signature = real_signature(inspect.unwrap(target))
         parameters = {name: p for name, p in signature.parameters.items() if name != "self"}
         return replace(signature, name=f"section {section}", parameters=parameters), target
 
@@ -280,7 +280,7 @@ class FeaturesSection(SectionType):
     def _signature(self) -> Signature:
         from ...features import Features
 
-        signature = signature_of(Features)
+        signature = real_signature(Features)
         parameters = {name: p for name, p in signature.parameters.items() if name != "features"}
         return replace(signature, name="section features", parameters={"columns": _COLUMNS, **parameters})
 
@@ -310,7 +310,7 @@ class FeaturesSection(SectionType):
             hint = did_you_mean(kind, KINDS) if isinstance(kind, str) else ""
             return reader.refuse((*path, "kind"), ", ".join(KINDS), hint)
         before, options = len(reader.problems), {key: item for key, item in value.items() if key != "kind"}
-        reader.arguments(options, path, signature_of(KINDS[kind]), {})
+        reader.arguments(options, path, real_signature(KINDS[kind]), {})
         if len(reader.problems) > before or has_reference(options):
             return
         try:
@@ -326,7 +326,7 @@ class FeaturesSection(SectionType):
 
         variants = []
         for name, kind in KINDS.items():
-            schema = arguments_schema(signature_of(kind), (), argument_descriptions(kind))
+            schema = arguments_schema(real_signature(kind), (), argument_descriptions(kind))
             schema["properties"] = {"kind": {"const": name}, **schema["properties"]}
             variants.append(when_key_is("kind", name, schema))
         column = {"type": "object", "properties": {"kind": {"enum": list(KINDS)}}, "allOf": variants}
@@ -355,13 +355,6 @@ def _resolved(arguments: Mapping[str, Any], target: Any) -> Mapping[str, Any]:
 
     referring = {name: value for name, value in arguments.items() if has_reference(value)}
     return {**arguments, **keyword_values(referring, target)} if referring else arguments
-
-
-def signature_of(target: Callable[..., Any]) -> Signature:
-    """Return the signature of a class or function that is known to have one."""
-    signature = real_signature(target)
-    assert signature is not None
-    return signature
 
 
 def _is_row_path(text: str) -> bool:
