@@ -127,7 +127,8 @@ class Scoring:
         if self._decided:
             return
         self._decided = True
-        self._label_indexes = self._find_labels(chunk)
+        first = len(chunk.names) - self.label_count
+        self._label_indexes = list(range(first, first + len(self._tasks)))
         if predictions is None:
             problem = "the network's output does not have the rows of the batch on axis 0"
             if self._chosen or self._calibrator is not None:
@@ -185,10 +186,6 @@ class Scoring:
             raise DataError(f"the metrics chosen{of} cannot read {described}: {error}") from error
         finally:
             clear_metrics({name: m for name, m in chosen.items() if not isinstance(m, WindowMetric)})
-
-    def _find_labels(self, chunk: Chunk) -> list[int]:
-        first = len(chunk.names) - self.label_count
-        return list(range(first, first + len(self._tasks)))
 
     def _counted(self, labels: Sequence[np.ndarray]) -> list[Any]:
         """Return for each task an index of the rows that have a label for it."""
