@@ -160,11 +160,6 @@ class TableFeed(ChunkTransform, Stateful):
             state["arrays"] |= accumulated
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a full state of `state_dict`; raise the errors of `check_states`."""
-        self.check_states([state])
-        self.load_states([state])
-
     def check_states(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Check that states can be restored (`table_state.check_states`); change nothing.
 
@@ -187,7 +182,7 @@ class TableFeed(ChunkTransform, Stateful):
                 raise kind(f"rank {rank}: {other_problem[1]}")
 
     def load_states(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Restore a full state and the deltas that build on it, in order."""
+        """Restore a full state of `state_dict` and the deltas that build on it, in order."""
         self.delta_policy.broken()
         newest = self.tables.restore(states)
         if states:

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..checks import choice, nonempty_text, whole
 from ..errors import CheckpointMismatchError, ConfigurationError
+from ..state import Stateful
 from ..streams.formats.coercion import MISSING_NUMBER
 from ..streams.formats.column import Column
 from ..streams.formats.csv_format import CsvFormat
@@ -113,7 +114,7 @@ class Inputs(dict):
     set_aside: str | None = None
 
 
-class Statistic:
+class Statistic(Stateful):
     """Mergeable statistics that one feature learns from data."""
 
     def add(self, values: Any) -> None:
@@ -126,14 +127,6 @@ class Statistic:
 
     def finish(self) -> None:
         """Compute results that need all values; called before features are applied."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return ``{"json": ..., "arrays": ...}``."""
-        raise NotImplementedError
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
