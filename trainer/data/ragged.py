@@ -52,14 +52,9 @@ class ListLengths(NamedTuple):
     def of(cls, column: Any) -> ListLengths | None:
         """Return the list lengths of a column, or None if its rows are single values."""
         if isinstance(column, Ragged):
-            return cls.of_lists(column)
+            lengths = column.cut_lengths
+            return cls(int(lengths.max(initial=0)), int(lengths.sum()), column.per_octave)
         return cls(column.shape[1], column.shape[0] * column.shape[1], ragged=False) if column.ndim > 1 else None
-
-    @classmethod
-    def of_lists(cls, column: Ragged) -> ListLengths:
-        """Return the list lengths of a column of lists."""
-        lengths = column.cut_lengths
-        return cls(int(lengths.max(initial=0)), int(lengths.sum()), column.per_octave)
 
     def joined(self, other: ListLengths | None) -> ListLengths:
         """Return the elementwise maximum of both."""
@@ -197,7 +192,8 @@ class RaggedColumns:
             ragged_input = self.inputs[name] = self._input_of(name, column, names)
             self._dtype_kinds[name] = column.dtype.kind
         flat = "_offsets" in ragged_input.suffixes
-        lengths = step_lengths or ListLengths.of_lists(column)
+        lengths = step_lengths or ListLengths.of(column)
+        assert lengths is not None  # `column` holds lists
         length = bucket(lengths.total if flat else lengths.longest, lengths.per_octave)
         if not flat and ragged_input.length is not None and lengths.longest <= ragged_input.length <= MAX_SHORT:
             length = ragged_input.length

@@ -260,17 +260,16 @@ class StreamSource(Source):
         chosen = inputs if set(inputs) <= set(available) else ()
         others = [name for name in available if name not in (*chosen, self.weight, self.event_time)]
         if not self.labelled:
-            return inputs if set(inputs) <= set(available) else tuple(others)
-        last_columns = self.labels
-        if last_columns and last_columns[0] not in columns:  # columns without names
+            return chosen or tuple(others)
+        labels = self.labels
+        if labels and labels[0] not in columns:  # columns without names
             return tuple(others)
-        if last_columns and self.weight:
-            last_columns = (*last_columns, self.weight)
-        if not last_columns:
+        if not labels:
             label = self.label or ("label" if "label" in others else others[-1] if others else None)
             if label is None:
                 raise DataError(f"the stream has no label besides the network's columns; it has {available}")
-            last_columns = (label, self.weight) if self.weight else (label,)
+            labels = (label,)
+        last_columns = (*labels, self.weight) if self.weight else labels
         return (*(chosen or [name for name in others if name not in last_columns]), *last_columns)
 
     def resolve(self, position: Position) -> Position:
