@@ -93,8 +93,8 @@ class Callback:
     def without_monitor(self) -> Callback | None:
         """Return a callback that replaces this one without its metric, or None to omit it.
 
-        The command `trainer online` calls this for callbacks that monitor a validation metric, because a run on a
-        stream has no validation.
+        The command `trainer online` calls this for callbacks that monitor the loss of epochs or a validation metric,
+        because a run on a stream has no epochs and no validation.
         """
         return None
 

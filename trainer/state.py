@@ -213,6 +213,7 @@ class State:
             before the first epoch or window ends, and with one process.
         warned_of_non_finite: whether this call has warned about a non-finite loss or prediction.
         skipped_steps: updates skipped because of an overflow or a non-finite value, as last read from the device.
+        trained_columns: names of the columns of the latest `fit` on arrays by name, in their order.
     """
 
     phase: Phase = Phase.IDLE
@@ -236,6 +237,7 @@ class State:
     data_waits: tuple[float, ...] | None = None
     warned_of_non_finite: bool = False
     skipped_steps: int = 0
+    trained_columns: tuple[Any, ...] = ()
 
     @property
     def interrupt_requested(self) -> bool:
@@ -248,8 +250,14 @@ class State:
         return self.interrupt_requested or (self.requested_stop is not None and self.requested_stop.kind == "signal")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the phase, counters and latest metrics for a snapshot."""
-        return {"phase": self.phase.value, "progress": self.progress.state_dict(), "metrics": dict(self.metrics)}
+        """Return the phase, counters, latest metrics and columns for a snapshot."""
+        names = self.trained_columns
+        return {
+            "phase": self.phase.value,
+            "progress": self.progress.state_dict(),
+            "metrics": dict(self.metrics),
+            "columns": list(names) if all(isinstance(name, str) for name in names) else [],
+        }
 
     def load_progress(self, counters: Mapping[str, int], step: int) -> None:
         """Restore the counters of `state_dict`.
@@ -264,6 +272,11 @@ class State:
     def load_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Restore the latest metrics of `state_dict`."""
         self.metrics = {name: any_number(name, value) for name, value in metrics.items()}
+
+    def load_columns(self, names: Any) -> None:
+        """Restore the columns of `state_dict`; a snapshot of an earlier release has none."""
+        if isinstance(names, list) and names:
+            self.trained_columns = tuple(map(str, names))
 
     def ask_to_stop(self, reason: StopReason, *, alone: bool) -> None:
         """Stop the run if this process trains `alone`; else record the request."""

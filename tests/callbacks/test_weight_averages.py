@@ -125,6 +125,15 @@ def test_the_averages_of_a_snapshot_are_loaded_where_that_is_asked_for(averaged)
         np.testing.assert_array_equal(weights(trainer)[name], value, err_msg=name)
 
 
+def test_a_training_after_a_load_goes_on_with_the_averages_of_the_snapshot(averaged):
+    whole, _, folder = averaged
+    trainer = make()
+    trainer.load(folder / "checkpoints" / "step_00000012")
+    fit(trainer, EMA(0.95), epochs=1)
+    for name, value in averages(whole).items():
+        np.testing.assert_array_equal(averages(trainer)[name], value, err_msg=name)
+
+
 @pytest.mark.long
 def test_snapshots_with_and_without_averages_are_exchanged(averaged, tmp_path):
     _, _, folder = averaged

@@ -284,6 +284,8 @@ class Saver:
             capture.restore_all(content, snapshot, tensors, self._owner.load_tables, cursor)
             clear_on_followers(self._group, content.accumulation.gradient_sums, content.parts.values())
             self.newest = snapshot.path
+        if cursor is None:  # a resumed run has columns of its own
+            content.state.load_columns(snapshot.state.get("columns"))
         restarted = cursor is not None and is_restarted() and self._group.is_main
         level, event = (logging.WARNING, "job restarted, resuming from") if restarted else (logging.INFO, "restored")
         logger.log(level, "%s %s (step %d)", event, snapshot.path, snapshot.step)
@@ -330,9 +332,14 @@ class Saver:
 
         Raises:
             CheckpointError: there is no intact snapshot at `path`.
+            CheckpointMismatchError: the snapshot belongs to another network, so `resume` would refuse it.
         """
         snapshot = self._find_first(path, folders)
-        states = [] if snapshot is None else capture.part_states(snapshot, name)
+        if snapshot is None:
+            return None
+        content = self._owner.snapshot_content()
+        capture.match_tensors(content, groups_of(snapshot), strict=True, weights_only=True)
+        states = capture.part_states(snapshot, name)
         return states[-1] if states else None
 
     def position_to_resume(self, path: str | Path, folders: Iterable[Path]) -> Any:

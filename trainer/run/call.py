@@ -95,8 +95,7 @@ def _call(trainer: TrainerBase, phase: Phase, callbacks: Any) -> Iterator[StopOn
     except GeneratorExit:  # not a failure: the user closed the iterator of `predict(stream=True)`
         raise
     except BaseException as error:
-        _report(trainer, error)
-        loop.report_failure(trainer, error)
+        report(trainer, error)
         raise
     finally:
         loop.teardown(trainer)
@@ -155,7 +154,10 @@ def make_callbacks(callbacks: Any, *, main: bool = True) -> tuple[CallbackList, 
     return CallbackList(adapted), histories[0]
 
 
-def _report(trainer: TrainerBase, error: BaseException) -> None:
+def report(trainer: TrainerBase, error: BaseException) -> None:
+    """Log an exception and call `on_exception`, once for each exception."""
+    if trainer.state.exception is error or isinstance(error, Interrupted):
+        return
     progress = trainer.state.progress
     position = f", data position {trainer.position}" if trainer.position else ""
     callback = getattr(error, "failed_callback", None)
@@ -164,6 +166,7 @@ def _report(trainer: TrainerBase, error: BaseException) -> None:
     logger.error("%s%s: %s", text, position, error)
     if hasattr(error, "add_note"):
         error.add_note(text + position)
+    loop.report_failure(trainer, error)
 
 
 def snapshot_folders(run_dir: Path | None, callbacks: Iterable[Callback]) -> list[Path]:

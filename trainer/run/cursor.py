@@ -38,7 +38,7 @@ class Cursor:
         self.updated = self.position  # just after the last row of a complete update
         self.rows_updated = 0  # rows of the Trainer's life up to there
         self.meter = LossMeter()  # losses of the current epoch
-        self.validation_pending = False  # whether a signal prevented a validation that was due
+        self.validation_pending = False  # whether a validation was due and is not done
         self.base = {"epoch": progress.epoch, "step": progress.global_step}  # the limits of a call count from here
         self._progress = progress
         self._shared: tuple[Position, dict[str, Any]] | None = None
@@ -114,7 +114,7 @@ class Cursor:
                 ", ".join(changed),
                 self.position.batch,
             )
-            self.position = Position(self.position.epoch)
+            self.position = Position(0 if self.source.endless else self._progress.epoch)
             self._progress.step_in_epoch = 0
 
     def _skip_due_validation(self) -> None:

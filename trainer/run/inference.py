@@ -39,7 +39,7 @@ def evaluate(
     with trainer.group.inside("evaluate"):
         data = UserData(dataset, trainer.features)
         if trainer.own_eval_network is None:
-            data = data.in_order(trainer.trained_columns)
+            data = data.in_order(trainer.state.trained_columns)
         if data.form is Form.RAW and trainer.own_eval_network is None:
             declared_features.check_labels(trainer.features, trainer.loss_fn)
         feed = evaluation_feed(trainer, data, batch_size, sharded=sharded)
@@ -134,7 +134,7 @@ def predict(
 
 def _named_inputs(trainer: TrainerBase, data: UserData) -> UserData:
     """Return arrays by name in the order of `fit`, without further columns."""
-    names = trainer.trained_columns
+    names = trainer.state.trained_columns
     return data.in_order(names, names[: len(names) - trainer.label_count])
 
 

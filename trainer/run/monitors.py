@@ -24,7 +24,8 @@ def produced_metrics(
     """Return name -> whether higher is better (or None) for the metrics of a run."""
     losses = {} if tasks is None else dict.fromkeys((f"{task}_loss" for task in tasks.tasks), False)
     evaluated = {"loss": False, **losses, **directions(metrics)}
-    produced: dict[str, Direction] = {"loss": False, **(losses if online is None else {})}
+    # The losses are means of epochs, which a stream does not have.
+    produced: dict[str, Direction] = {"loss": False, **losses} if online is None else {}
     for part in valid_sets:
         prefix = f"val_{part}_" if part else "val_"
         produced |= {prefix + name: higher for name, higher in evaluated.items()}
@@ -50,7 +51,7 @@ def check_monitors(
         base = re.sub(r"_\d+$", "", monitor)  # name of the metric, if `monitor` is its value for one label or class
         if monitor not in produced and base not in produced:
             missing = "; it comes from validation, and no valid_dataset was given"
-            hint = missing if monitor in validated else did_you_mean(monitor, produced)
+            hint = missing if monitor in validated and monitor.startswith("val_") else did_you_mean(monitor, produced)
             raise ConfigurationError(
                 f"{owner}(monitor={monitor!r}): no metric of that name is produced; "
                 f"available are {', '.join(produced)}{hint}"

@@ -28,7 +28,7 @@ from ..mindspore_internals.cell_structure import parameters_of
 from ..mindspore_internals.operator_times import OperatorProfile
 from ..state import StepOutputs, StopReason
 from . import loop
-from .call import snapshot_folders
+from .call import report, snapshot_folders
 from .cursor import Cursor
 from .feeds import steps_per_epoch
 from .job_checks import check_settings, warn_of_own_statistics
@@ -229,7 +229,7 @@ class Run:
         due = chunk.ends_epoch if every is None else every.due(self.trainer.state.progress)
         if every is not None and every.unit == "seconds":
             due = self.group.any(due)
-        self.cursor.validation_pending = due and self.trainer.state.interrupt_requested
+        self.cursor.validation_pending = due  # until it is done: a signal or an error may prevent it
         return due and not self.trainer.state.interrupt_requested
 
     def stopped(self) -> bool:
@@ -316,11 +316,17 @@ def train(
         check_monitors(trainer.callbacks, produced, produced_metrics(trainer.metrics, trainer.tasks, ("",), None))
         trainer.builder.train_step(options)  # must precede restoring, which also restores the step's parameters
         trainer.parts.pop("averages", None)
+        loaded, trainer.loaded_averages = trainer.loaded_averages, None
         if trainer.builder.average is not None:
             trainer.parts["averages"] = trainer.builder.average
+            if loaded is not None:
+                trainer.builder.average.load_state_dict(loaded)
         folders = snapshot_folders(trainer.run_dir, trainer.callbacks)
         snapshot = None if resume is None else trainer.saver.resume(resume, cursor, folders)
         if snapshot is not None:
+            # An accumulation that has become smaller ends with the next micro-batch.
+            open_batches = min(cursor.position.micro_batches, trainer.accumulate - 1)
+            cursor.position = dataclasses.replace(cursor.position, micro_batches=open_batches)
             loop.report_restored(trainer, snapshot.path, resumed=True)
             if not repeatable(trainer.network):
                 logger.warning(
@@ -356,7 +362,11 @@ def train(
         seen = cursor.rows_updated = state.progress.samples_seen
         cursor.updated = cursor.position
         with trainer.builder.training():
-            loop.train(run)
+            try:
+                loop.train(run)
+            except BaseException as error:
+                report(trainer, error)  # now, because a snapshot of `on_exception` needs the open update and window
+                raise
     finally:
         feed.close()
         drained = state.stop_reason is not None and state.stop_reason.kind in ("stream_end", "idle")

@@ -55,7 +55,6 @@ class TrainedNetwork:
     make_metrics = staticmethod(task_metrics)
     tables: TableFeed | None = None
     sink_mode: str = "not decided yet"
-    trained_columns: tuple[Any, ...] = ()  # names of the columns of the latest `fit` on arrays by name
     _table_totals: dict[str, dict[str, int]] = MappingProxyType({})  # type: ignore[assignment]
     _loaded_tables: Sequence[dict[str, Any]] = ()  # loaded states, applied once the first data is read
 

@@ -11,6 +11,7 @@ from callbacks import History
 from callbacks.summary import table_html
 
 from ..checkpoint import set_pointer
+from ..checkpoint.capture import part_states
 from ..checkpoint.content import Content
 from ..data.position import Position
 from ..errors import CheckpointError
@@ -33,6 +34,7 @@ class TrainerBase(TrainedNetwork):
 
     history: History | None = None
     run: Run | None = None
+    loaded_averages: Mapping[str, Any] | None = None  # state of those in the loaded snapshot, until the next training
 
     def stop(self, reason: str = "", kind: str = "user") -> None:
         """Stop the run on all processes after the current step; the first reason wins."""
@@ -151,6 +153,8 @@ class TrainerBase(TrainedNetwork):
         if self.builder.average is not None and (weights_only or snapshot is None):
             self.builder.average.restart()  # the averages belong to the weights before loading
         if snapshot is not None and not weights_only:
+            averages = part_states(snapshot, "averages")
+            self.loaded_averages = averages[-1] if averages and strict else None
             loop.report_restored(self, snapshot.path)
 
     def init_from(
@@ -200,8 +204,8 @@ class TrainerBase(TrainedNetwork):
             )
 
     def _forget_snapshot(self) -> None:
-        """Forget the latest snapshot, so that `rollback` does not undo a load of weights."""
-        self.saver.newest = self.state.snapshot = None
+        """Forget the latest snapshot, which `rollback` and `EMA` would go back to."""
+        self.saver.newest = self.state.snapshot = self.loaded_averages = None
 
     def rollback(self) -> None:
         """Restore weights, optimizer and step state from the latest snapshot of this run."""

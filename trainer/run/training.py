@@ -68,7 +68,7 @@ def fit(
         valid_dataset = None
     resume = declared_features.restore(trainer, resume, callbacks)
     train_data, valid_sets = UserData(train_dataset, trainer.features), named_sets(valid_dataset, trainer.features)
-    trainer.trained_columns = train_data.column_names
+    trainer.state.trained_columns = train_data.column_names
     if train_data.form is Form.RAW:
         declared_features.check_labels(trainer.features, trainer.loss_fn)
         batch_size = batch_size or RAW_BATCH_SIZE

@@ -357,3 +357,25 @@ def test_lists_that_are_equally_long_by_chance_are_padded_as_on_the_other_proces
     zero, one = on_both(run)
     assert zero == one
     assert [shapes["history"] for shapes in zero] == [(2, 4), (2, 8), (2, 4), (2, 2)][first:]
+
+
+def test_rows_that_a_reader_that_still_waits_has_read_are_warned_of(monkeypatch, caplog):
+    monkeypatch.setattr("trainer.data.waiting.JOIN_SECONDS", 0.1)
+    release = threading.Event()
+
+    class Blocking(Histories):
+        def poll(self, max_rows, timeout=0.0):
+            return super().poll(max_rows, timeout) if self.at < 2 else release.wait(20) and None
+
+    def run(group):
+        hooks = JobHooks(lambda: None, lambda reason: None)
+        shared = SharedStream(StreamSource(Blocking(), 2, inputs=["history"]), group, 1, hooks)
+        items = shared.batches(0, 0)
+        first = next(item for item in items if item is not None)
+        items.close()
+        shared.close()
+        shared.go_back(Position(0, 1, state=first.state), 2)
+
+    on_both(run)
+    release.set()
+    assert caplog.text.count("2 rows were read ahead but not trained on") == 2

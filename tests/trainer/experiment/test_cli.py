@@ -167,6 +167,13 @@ def test_a_run_does_not_go_on_from_the_snapshot_of_another_run_in_the_same_folde
     assert "together holds snapshots of an earlier run" in capsys.readouterr().err
     assert main(["fit", "--resume", "runs/one", "--set", "fit.epochs=2"]) == 2
     assert "is of another run, runs/other" in capsys.readouterr().err
+    shutil.copytree("runs/other", "runs/copy")
+    assert main(["fit", "--resume", "runs/copy", "--set", "fit.epochs=2"]) == 2
+    assert "copy the snapshots to runs/copy/checkpoints and add --set" in capsys.readouterr().err
+    shutil.copytree("together", "runs/copy/checkpoints")
+    own = ["--set", "callbacks.1.init_args.dirpath=null"]
+    assert main(["fit", "--resume", "runs/copy", *own, "--set", "fit.epochs=2"]) == 0
+    assert Run.read("runs/copy").metrics["progress"]["epoch"] == 2
     Path("runs/other").rename("runs/moved")
     assert main(["fit", "--resume", "runs/moved", "--set", "fit.epochs=2"]) == 0
     capsys.readouterr()

@@ -463,3 +463,11 @@ def test_a_label_of_one_value_is_refused(tmp_path, value, capsys):
     table.write_text("age,click\n" + "".join(f"{n},{value}\n" for n in range(30)))
     assert main(["init", str(table), "--output", str(tmp_path / "visits.yaml")]) == 2
     assert f"label 'click' is {value} in all rows" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(("distinct", "expected"), [(40, "categorical"), (100, "a different value in every row")])
+def test_numbers_too_long_for_floats_are_ids(distinct, expected, tmp_path):
+    columns = {"order": [10**17 + 7919 * (row % distinct) for row in range(100)]}
+    columns |= {"price": [row % 7 + 0.5 for row in range(100)], "click": [row % 2 for row in range(100)]}
+    (arguments, about), _ = propose(summarize(write(columns, tmp_path / "orders.csv"))).features
+    assert expected in (arguments["kind"] if arguments else about)

@@ -9,7 +9,7 @@ from callbacks import ModelCheckpoint
 from tests.trainer.features.every_kind import Net, as_columns, make_features, make_rows
 from tests.trainer.features.test_features import FILES, TABLES
 from trainer import Trainer
-from trainer.errors import ConfigurationError
+from trainer.errors import CheckpointMismatchError, ConfigurationError
 from trainer.features import Categorical, FeatureEmbedding, Features, Numeric
 from trainer.features.feature_data import inputs_of
 from trainer.features.stream_rows import BatchTransform
@@ -159,3 +159,26 @@ class Small(nn.Cell):
     def construct(self, numbers, ids):
         fields, numbers, _ = self.embedding(numbers, ids)
         return self.top(ops.concat((fields[:, 0], numbers), 1)).reshape(-1)
+
+
+class Wide(nn.Cell):
+    def __init__(self, width):
+        super().__init__()
+        self.layers = nn.SequentialCell(nn.Dense(1, width), nn.Dense(width, 1))
+
+    def construct(self, numbers):
+        return self.layers(numbers).reshape(-1)
+
+
+@pytest.mark.parametrize("verb", ["fit", "online_train"])
+def test_features_learn_nothing_from_a_snapshot_that_is_refused(verb, tmp_path):
+    def make(width):
+        features, net = Features([Numeric("age", normalize="standard")], label="click"), Wide(width)
+        return Trainer(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 0.1), features=features)
+
+    rows = {"age": [1.0, 2.0, 3.0, 4.0], "click": [0.0, 1.0, 0.0, 1.0]}
+    make(2).fit(rows, callbacks=[ModelCheckpoint(tmp_path)])
+    other = make(3)
+    with pytest.raises(CheckpointMismatchError, match=r"\(3, 1\), the snapshot \(2, 1\)"):
+        getattr(other, verb)(rows if verb == "fit" else ReplayStream(rows), callbacks=[], resume=tmp_path)
+    assert not other.features.is_fitted

@@ -204,6 +204,7 @@ def test_missing_values_of_interactions_are_named_and_integers_stay_exact(make):
             "the order in which a user chose",
         ),
         (lambda: interactions(table(), "test", "random", shares=(0.5, 0.1, 0.1)), ConfigurationError, "add up to 1"),
+        (lambda: interactions(table(), "test", time="time", shares=(0.6, 0.2, 0.2)), ConfigurationError, "two newest"),
         (lambda: interactions(table(), "test", "random", user="usr"), DataError, "did you mean 'user'"),
         (lambda: interactions(table(), "test", "random", min_per_user=999), DataError, "no rows left with 999"),
         (lambda: interactions("none.csv", "test", "random"), DataError, "no such file"),

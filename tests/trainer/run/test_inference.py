@@ -5,7 +5,7 @@ import threading
 import mindspore.dataset as ms_dataset
 import numpy as np
 import pytest
-from mindspore import Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 from mindspore.train import MAE, Accuracy, Metric, Recall
 from mindspore.train import Callback as MindSporeCallback
 from sklearn.metrics import log_loss, roc_auc_score
@@ -545,3 +545,29 @@ def test_outputs_without_rows_are_not_cut_to_the_rows_of_a_padded_batch(cancer):
     assert outputs["score"].shape == (8, 1)
     np.testing.assert_array_equal(outputs["weights"], network.dense.weight.asnumpy()[0])
     assert outputs["largest"] == network.dense.weight.asnumpy().max()
+
+
+class Difference(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.factor = Parameter(Tensor(1.0), name="factor")
+
+    def construct(self, one, other):
+        return (one - other) * self.factor
+
+
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_columns_in_another_order_are_taken_by_name_after_a_load(weights_only, tmp_path):
+    rows = {name: np.full((4, 1), value, np.float32) for name, value in (("price", 5), ("cost", 2), ("gain", 3))}
+
+    def make():
+        network = Difference()
+        return Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.1))
+
+    trainer = make()
+    trainer.fit(rows, callbacks=[], batch_size=4)
+    trainer.save(tmp_path)
+    other = make()
+    other.load(tmp_path, weights_only=weights_only)
+    assert other.predict({"cost": rows["cost"], "price": rows["price"]}, batch_size=4).tolist() == [[3.0]] * 4
+    assert other.evaluate(dict(reversed(rows.items())), batch_size=4)["loss"] == 0.0

@@ -20,7 +20,7 @@ from sklearn.metrics import roc_auc_score
 
 from callbacks import Callback, EarlyStopping, LambdaCallback, ModelCheckpoint
 from trainer import Trainer, Window
-from trainer.embedding import Embedding, MinSightings
+from trainer.embedding import Embedding, Eviction, MinSightings
 from trainer.errors import CheckpointError, ConfigurationError, DataError, StreamError
 from trainer.streams import Column, DelayedLabelJoin, FileStream, IterableStream, ReplayStream, Schema
 
@@ -501,7 +501,8 @@ def test_rows_of_an_update_that_are_read_again_count_once_in_tables_and_calibrat
     class ByIds(nn.Cell):
         def __init__(self):
             super().__init__()
-            self.table = Embedding(1, name="users", admission=MinSightings(3, width=1024), initializer="zeros")
+            rules = {"admission": MinSightings(3, width=1024), "eviction": Eviction("lfu")}
+            self.table = Embedding(1, 99, name="users", mode="sparse", initializer="zeros", **rules)
             self.top = nn.Dense(1, 1, weight_init="ones", bias_init="zeros")
 
         def construct(self, user):
@@ -524,8 +525,8 @@ def test_rows_of_an_update_that_are_read_again_count_once_in_tables_and_calibrat
             assert trainer.state.progress.samples_seen == 24
         trainer.online_train(stream, [])
         table = trainer.tables.tables.take()
-        sketch, step = np.array(table["arrays"]["users/sketch"]), table["json"]["users"]["step"]
-        states.append((sketch.tolist(), step, trainer.fitted_calibration().to_json()))
+        counted = [np.array(table["arrays"][f"users/{name}"]).tolist() for name in ("sketch", "frequency")]
+        states.append((counted, table["json"]["users"]["step"], trainer.fitted_calibration().to_json()))
     assert states[0] == states[1]
 
 
@@ -564,3 +565,53 @@ def test_tables_wait_for_no_newer_row_than_those_behind_the_snapshot_nor_beyond_
     assert (ended.progress.samples_seen, str(ended.stop_reason)) == (0, "limit: seconds=0.3")
     ended = train(Latest(rows), resume=tmp_path)
     assert (ended.progress.samples_seen, ended.stop_reason.kind) == (40, "idle")
+
+
+@pytest.mark.parametrize("hook", ["on_train_step_begin", "on_train_step_end", "on_checkpoint"])
+def test_a_snapshot_of_on_exception_goes_on_where_the_training_failed(hook, table, tmp_path):
+    class Source:
+        """Batches of 16 and 8 rows in turn, so that each is a call of its own."""
+
+        def __init__(self):
+            self.number = 0
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            first = 16 * self.number
+            if first >= 320:
+                raise StopIteration
+            self.number += 1
+            return {name: table[name][first : first + (16 if self.number % 2 else 8)] for name in ("features", "label")}
+
+        def state_dict(self):
+            return {"number": self.number}
+
+        def load_state_dict(self, state):
+            self.number = state["number"]
+
+    def fail(trainer):
+        if trainer.position["batch"] == 5:
+            raise OSError("the disk is away")
+
+    def train(*callbacks, **options):
+        trainer = make(gradient_accumulation_steps=3)
+        trainer.online_train(IterableStream(Source()), callbacks, window=1000, **options)
+        return trainer
+
+    whole = train()
+    failing = LambdaCallback(**{hook: fail}, on_exception=lambda trainer: trainer.save(tmp_path))
+    with pytest.raises(OSError, match="away"):
+        train(failing)
+    resumed = train(resume=tmp_path)
+    np.testing.assert_array_equal(weights(resumed), weights(whole))
+    assert vars(resumed.state.progress) == vars(whole.state.progress)
+    for name in ("window_rows", "window_loss", "window_auc"):
+        assert resumed.state.window[name] == pytest.approx(whole.state.window[name], rel=1e-6)
+
+
+def test_the_loss_of_epochs_is_no_metric_of_a_stream(table):
+    stream = IterableStream([{name: table[name][:64] for name in ("features", "label")}])
+    with pytest.raises(ConfigurationError, match=r"EarlyStopping\(monitor='loss'\).*did you mean 'window_loss'"):
+        make().online_train(stream, callbacks=[EarlyStopping("loss")])

@@ -1,5 +1,6 @@
 """A run that was cut and resumed ends in the very bits of one that was not."""
 
+import itertools
 import os
 import signal
 
@@ -305,3 +306,71 @@ def test_arrays_instead_of_a_pipeline_on_more_processes_restart_the_epoch(caplog
     cursor.load_state_dict(saved)
     assert cursor.position == Position(0, 0)
     assert "'PipelineSource' -> 'ArraySource'" in caplog.text
+
+
+def test_a_training_that_goes_on_from_the_snapshot_of_a_stream_reads_the_epoch_that_comes(tmp_path):
+    rows = {"x": np.arange(12, dtype=np.float32)[:, None], "y": np.zeros((12, 1), np.float32)}
+
+    def fit(folder=None, epochs=1, **options):
+        seen, net = [], nn.Dense(1, 1)
+        note = LambdaCallback(on_train_step_end=lambda t: seen.extend(t.state.outputs.chunk.arrays[0].ravel().tolist()))
+        trainer = Trainer(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 1e-3), seed=1)
+        trainer.fit(rows, epochs, callbacks=[note], batch_size=4, sink_size=1, **options)
+        return trainer, seen
+
+    trainer, _ = fit(epochs=2)
+    trainer.online_train([tuple(rows.values())], callbacks=[ModelCheckpoint(tmp_path)])
+    _, resumed = fit(resume=tmp_path)
+    _, whole = fit(epochs=3)
+    assert resumed == whole[24:]
+
+
+@pytest.mark.parametrize(("saved_after", "updates"), [(3, (0, 4, 6, 8)), (2, (0, 3, 5, 7, 8))])
+def test_an_update_of_fewer_micro_batches_than_were_open_ends_with_the_next_one(saved_after, updates, tmp_path):
+    random = np.random.default_rng(0)
+    batches = [
+        (random.standard_normal((rows, 4)).astype(np.float32), np.ones((rows, 1), np.float32))
+        for rows in (8, 4, 8, 4, 8, 4, 8, 4)
+    ]
+
+    def fit(batches, accumulate, *callbacks, **options):
+        net = nn.Dense(4, 1, weight_init="ones", bias_init="zeros")
+        optimizer = nn.SGD(net.trainable_params(), 0.1)
+        trainer = Trainer(net, nn.MSELoss(), optimizer, gradient_accumulation_steps=accumulate)
+        trainer.fit(batches, 1, callbacks=list(callbacks), **options)
+        return net.weight.asnumpy().copy(), trainer.state.progress.global_step
+
+    def save(trainer):
+        if trainer.position["batch"] == saved_after:
+            trainer.save(tmp_path)
+            trainer.stop()
+
+    fit(batches, 4, LambdaCallback(on_train_step_end=save))
+    weight, steps = fit(batches, 2, resume=tmp_path)
+    whole = [
+        tuple(np.concatenate(column) for column in zip(*batches[first:last], strict=True))
+        for first, last in itertools.pairwise(updates)
+    ]
+    expected, expected_steps = fit(whole, 1)
+    np.testing.assert_allclose(weight, expected, rtol=1e-5)
+    assert steps == expected_steps
+
+
+def test_a_validation_that_failed_is_made_up_for(run, linear, cancer, same, tmp_path):
+    def fail(trainer):
+        if trainer.state.progress.global_step == 10:
+            raise OSError("the disk is away")
+
+    def fit(folder, *callbacks, **options):
+        plateau = ReduceLROnPlateau("val_loss", factor=0.5, patience=1, min_delta=10.0)
+        valid = {name: column[:ROWS] for name, column in cancer.items()}
+        options |= {"callbacks": [plateau, *callbacks], "valid_dataset": valid, "sink_size": 1}
+        return run("arrays", tmp_path / folder, {}, **options)
+
+    whole, history, _ = fit("whole", network=linear())
+    failing = LambdaCallback(on_eval_begin=fail, on_exception=lambda trainer: trainer.save(tmp_path / "failed"))
+    with pytest.raises(OSError, match="away"):
+        fit("cut", failing, network=linear())
+    resumed, again, _ = fit("more", network=linear(1), resume=tmp_path / "failed")
+    assert again.history["val_loss"] == history.history["val_loss"]
+    assert same(whole, resumed)

@@ -1,6 +1,7 @@
 import itertools
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from mindspore import dataset as ds
@@ -212,3 +213,12 @@ def test_single_rows_of_text_and_other_values_keep_these():
     assert found.dtype == object
     assert [str(value) for value in found] == ["a", "nan", "5", "b'c'"]
     assert np.isnan(found[1])
+
+
+@pytest.mark.parametrize("kind", [pa.table, pd.DataFrame])
+def test_lists_of_one_length_in_tables_and_frames_are_arrays_as_python_lists_are(kind):
+    items = [kind({"x": [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]}), kind({"x": [[7.0], [8.0, 9.0]]})]
+    assert IterableStream(items).poll(2, 0).columns["x"].tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+    stream = IterableStream(items)
+    rows = concat([stream.poll(2, 0), stream.poll(2, 0)]).columns["x"]
+    assert [row.tolist() for row in rows] == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0], [8.0, 9.0]]

@@ -126,6 +126,11 @@ def interactions(
     shares = tuple(number("interactions(shares=...)", share, above=0, below=1) for share in shares)
     if len(shares) != 3 or abs(sum(shares) - 1) > 1e-6:
         raise ConfigurationError(f"interactions(shares=...) takes three shares that add up to 1; received {shares}")
+    if by == "leave_one_out" and shares != (0.8, 0.1, 0.1):
+        raise ConfigurationError(
+            "interactions(by='leave_one_out') holds out the two newest rows of a user, whatever the shares; received "
+            f"shares={shares}: leave them out, or split by 'time' or 'random'"
+        )
     if time is None and (by != "random" or history is not None):
         raise ConfigurationError(f"interactions(by={by!r}) orders by time; name its column: time=...")
     if by == "random" and history is not None:

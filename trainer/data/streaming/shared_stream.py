@@ -108,7 +108,9 @@ class SharedStream(LockstepSource):
             self.source.commit(position)
 
     def go_back(self, position: Position, trained: int) -> None:
-        if not self._left_behind:
+        if self._left_behind:
+            self.cannot_go_back(trained, "the thread that reads the stream still waits for it")
+        else:
             self.source.go_back(position, trained)
 
     def cannot_go_back(self, trained: int, reason: object) -> None:

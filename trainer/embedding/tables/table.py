@@ -28,8 +28,7 @@ class SparseTable(TableRows):
     def __init__(self, spec: TableSpec, first_slots: np.ndarray, shards: Shards = UNSHARDED) -> None:
         super().__init__(spec, first_slots, shards)
         self.pending: deque[UndoRecord] = deque()  # records of uncommitted plans, oldest first
-        # (number of steps before, counted cells) of the trained plans of an update that is not complete
-        self.open_plans: list[tuple[int, list[np.ndarray]]] = []
+        self.open_plans: list[UndoRecord] = []  # of the trained plans of an update that is not complete
 
     def read_trained(self, ids: np.ndarray, padding: np.ndarray, out: np.ndarray) -> None:
         """Write the trained weights of `ids` (int64 [n]) to `out`, float32 [n, dim].
@@ -179,18 +178,20 @@ class SparseTable(TableRows):
             self.mark_changed(record.rows)
             for tombstones in self.tombstones.values():
                 tombstones.extend(evicted.ids for evicted in record.evicted)
-            self.open_plans.append((record.step, record.cells))
+            self.open_plans.append(record)
             for name, amount in record.counters.items():
                 self.counters[name] += amount
 
     def forget_open_plans(self) -> None:
         """Undo the sightings of an incomplete update; no thread may be planning."""
         with self.changing():
-            for step, counted in reversed(self.open_plans):
-                for cells in counted:
+            for record in reversed(self.open_plans):
+                for cells in record.cells:
                     assert self.admission.sketch is not None
                     undo_counting(self.admission.sketch, cells)
-                self.step = step
+                if "frequency" in record.meta:  # no row of an open accumulation was evicted since
+                    self.columns["frequency"][record.rows] = record.meta["frequency"]
+                self.step = record.step
             self.open_plans = []
 
     def rollback(self) -> None:

@@ -13,6 +13,7 @@ from ...checks import choice
 from ...errors import ConfigurationError
 from ...features.feature import IDS, NUMBERS, as_feature
 from ...models import MODELS
+from ...streams.formats.coercion import EXACT
 from .column_summary import ColumnSummary
 from .declared_rows import require_column
 from .table_summary import TableSummary
@@ -292,7 +293,7 @@ def _feature(column: ColumnSummary, table: str | None, sequence: bool) -> tuple[
     if column.kind in ("list", "vector", "time"):
         return _list_vector_or_time(column, sequence, shared), about
     has_few_values = column.distinct <= _FEW_VALUES and column.maximum - column.minimum < 10 * _FEW_VALUES
-    is_id = column.kind == "integer" and (has_few_values or bool(_IDS.search(column.name)))
+    is_id = column.kind == "integer" and (has_few_values or _is_identifier(column))
     if is_id or column.kind == "bool" or table is not None:
         dtype = {"dtype": "int64"} if column.kind == "integer" and column.fits_int64 else {}
         return {"kind": "categorical", "name": column.name, **dtype, **shared, **_vocabulary(column, table)}, about
@@ -309,7 +310,7 @@ def _unusable_reason(column: ColumnSummary) -> str | None:
         return column.problem
     if column.distinct == 1 and not column.missing and column.kind not in ("list", "map", "empty"):
         return "one value in all rows"
-    named_as_id = column.kind == "integer" and (_ROW_IDS.match(column.name) or _IDS.search(column.name))
+    named_as_id = column.kind == "integer" and (_ROW_IDS.match(column.name) or _is_identifier(column))
     is_row_number = column.kind == "integer" and column.maximum - column.minimum < 1.1 * column.rows
     single_words = column.kind == "text" and column.width < 2
     if column.rows > 50 and column.distinct == column.rows and (named_as_id or is_row_number or single_words):
@@ -318,6 +319,11 @@ def _unusable_reason(column: ColumnSummary) -> str | None:
         "empty": "no value",
         "map": "maps; see kind lookup in docs/features.md",
     }.get(column.kind)
+
+
+def _is_identifier(column: ColumnSummary) -> bool:
+    """Return whether integers are ids: by their name, or too long for a float."""
+    return bool(_IDS.search(column.name)) or max(-column.minimum, column.maximum) >= EXACT
 
 
 def time_options(column: ColumnSummary) -> dict[str, Any]:

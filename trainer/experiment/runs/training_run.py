@@ -214,18 +214,21 @@ def _check_shared_snapshots(config: ExperimentConfig, callbacks: list[Any], resu
         if other.is_dir() and not other.samefile(config.run_dir):  # it is missing if this run was moved
             raise ConfigurationError(
                 f"{snapshot} is of another run, {other}: both have ModelCheckpoint(dirpath={str(folder)!r}), and "
-                f"{config.run_dir} cannot go on from it; resume {other}, or begin another run"
+                f"{config.run_dir} cannot go on from it; resume {other}, or begin another run. If this is a copy of "
+                f"that run, copy the snapshots to {config.run_dir / run_folder.CHECKPOINTS} and add --set "
+                "callbacks.N.init_args.dirpath=null, where N is the number of ModelCheckpoint in callbacks, from 0"
             )
 
 
 def _without_validation(callback: Any) -> list[Any]:
     """Return [the callback], [its replacement without a monitor], or []."""
     monitor = getattr(callback, "monitor", None)  # MindSpore's callbacks have none, or one with another meaning
-    if not isinstance(callback, Callback) or not str(monitor).startswith("val_"):
+    if not isinstance(callback, Callback) or not (monitor == "loss" or str(monitor).startswith("val_")):
         return [callback]
     adapted = callback.without_monitor()
     consequence = "is left out" if adapted is None else "ranks nothing"
-    logger.info("%s(monitor=%r) %s: a stream has no validation", type(callback).__name__, monitor, consequence)
+    name, reason = type(callback).__name__, "a stream has neither epochs nor validation"
+    logger.info("%s(monitor=%r) %s: %s", name, monitor, consequence, reason)
     return [] if adapted is None else [adapted]
 
 

@@ -91,7 +91,7 @@ class IterableStream(BufferedStream):
         self._deferred_error: Exception | None = None
         self._error: Exception | None = None
         self._shapes: dict[str, tuple[Any, ...]] | None = None
-        self._lists: set[str] = set()  # columns whose rows are Python lists, whose lengths may differ between items
+        self._lists: set[str] = set()  # columns whose rows are lists, whose lengths may differ between items
         self._position = {PARTITION: Cursor(0).to_json()}
 
     @property
@@ -181,8 +181,10 @@ class IterableStream(BufferedStream):
                 )
             pairs = zip(self._names, values, strict=True)
         given = {str(name): value for name, value in pairs}
-        self._lists |= {name for name, value in given.items() if _holds_lists(value)}
         columns = {name: rows_of(value) for name, value in given.items()}
+        found = {n: c for n, c in columns.items() if isinstance(c, Ragged) and not isinstance(given[n], Ragged)}
+        self._lists |= {name for name, value in given.items() if name in found or _holds_lists(value)}
+        columns |= {name: lists.as_array() for name, lists in found.items()}  # as lists of Python become arrays
         if not columns:
             raise DataError(f"item {number} of the iterable has no columns")
         if self.event_time is not None and self.event_time not in columns:
