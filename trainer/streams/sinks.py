@@ -62,19 +62,17 @@ class SegmentSink(Sink):
 
     Args:
         folder: folder of the segments; created if missing.
-        segment_bytes, segment_seconds: size and age after which the next batch begins a new segment.
+        segment_bytes: size after which the next batch begins a new segment.
 
     Raises:
         ConfigurationError: the folder is not writable.
         FolderInUseError: another process is writing to the folder.
     """
 
-    def __init__(
-        self, folder: str | Path, segment_bytes: int = _SEGMENT_BYTES, segment_seconds: float = _SEGMENT_SECONDS
-    ) -> None:
+    def __init__(self, folder: str | Path, segment_bytes: int = _SEGMENT_BYTES) -> None:
         self.folder = Path(folder)
         self.label = f"folder {folder}"
-        self._limits = (whole("segment_bytes", segment_bytes), segment_seconds)
+        self._segment_bytes = whole("segment_bytes", segment_bytes)
         self._lock = claim(self.folder, "folder of served rows")
         self._file, self._end, self._started = -1, 0, 0.0  # file descriptor, durable bytes, time of creation
         names = sorted(path.name for path in self.folder.glob(f"served-*{_SUFFIX}"))
@@ -85,7 +83,8 @@ class SegmentSink(Sink):
 
     def append(self, lines: Sequence[bytes]) -> int:
         """Append lines to the current segment and sync it; return 0."""
-        if self._file >= 0 and (self._end >= self._limits[0] or time.monotonic() - self._started >= self._limits[1]):
+        is_old = time.monotonic() - self._started >= _SEGMENT_SECONDS
+        if self._file >= 0 and (self._end >= self._segment_bytes or is_old):
             os.close(self._file)
             self._file = -1
         if self._file < 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -90,17 +90,13 @@ def words_for_missing(columns: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def missing_words(values: Sequence[Any], known: Container[str] = _MISSING) -> dict[str, int]:
+def missing_words(values: Sequence[Any]) -> dict[str, int]:
     """Return the words for missing values in a column of numbers, with their counts.
 
     The result is empty if the column has other texts or few different numbers.
-
-    Args:
-        values: values of the column.
-        known: words that stand for a missing value, in lower case.
     """
     counts = Counter(value.strip() for value in _texts(values))
-    words = {text: count for text, count in counts.items() if text.lower() in known}
+    words = {text: count for text, count in counts.items() if text.lower() in _MISSING}
     numbers = [text for text in counts if _form(text) is not None]
     if len(words) + len(numbers) < len(counts) or len(numbers) <= _FEW_NUMBERS:
         return {}
