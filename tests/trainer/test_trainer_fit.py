@@ -215,6 +215,12 @@ class TestLimits:
         fit(trained, cancer, batch_size=64, epochs=10**6, max_time=0.05, sink_size=1)
         assert "seconds=0.05" in str(trained.state.stop_reason)
 
+    @pytest.mark.parametrize("max_steps", [-1, 2.5, "5"])
+    def test_max_steps_is_refused_by_its_own_name_in_a_later_call_too(self, trained, cancer, max_steps):
+        fit(trained, cancer, batch_size=64, max_steps=2)
+        with pytest.raises(ConfigurationError, match=f"^max_steps takes .* >= 0 or None; received {max_steps!r}"):
+            fit(trained, cancer, batch_size=64, max_steps=max_steps)
+
     def test_a_callback_stops_after_its_step(self, trained, cancer):
         class Stop(Callback):
             def on_train_step_end(self, trainer):

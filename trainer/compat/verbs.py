@@ -178,6 +178,7 @@ def fit(
         [] if callbacks is None else callbacks,
         checks.steps_per_call(dataset_sink_mode and not _has_mindspore_callback(callbacks), sink_size),
         first_epoch=initial_epoch,
+        max_seconds=checks.seconds("max_time", options.pop("max_time", None)),
         **options,
     )
 

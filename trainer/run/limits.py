@@ -31,11 +31,6 @@ class Limits:
     seconds: float | None = None
     _started: float = field(default_factory=time.monotonic, repr=False)
 
-    def __post_init__(self) -> None:
-        checks.whole("epochs", self.epochs, 0, optional=True)
-        checks.whole("steps", self.steps, 0, optional=True)
-        checks.number("seconds", self.seconds, minimum=0, optional=True)
-
     def start(self) -> None:
         """Start the clock of the `seconds` limit."""
         self._started = time.monotonic()

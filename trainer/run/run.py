@@ -15,6 +15,7 @@ from mindspore import nn
 
 from callbacks.callback import runs_own_code
 
+from ..checks import whole
 from ..data.chunk import Chunk
 from ..data.feed import Feed
 from ..data.waiting import Observer
@@ -311,6 +312,7 @@ def train(
     state = trainer.state
     seen: int | None = None
     try:
+        whole("max_steps", max_steps, 0, optional=True)
         loop.setup(trainer)
         produced = produced_metrics(trainer.metrics, trainer.tasks, valid_sets, online)
         check_monitors(trainer.callbacks, produced, produced_metrics(trainer.metrics, trainer.tasks, ("",), None))

@@ -60,6 +60,15 @@ def test_fit_takes_epoch_and_dataset_in_models_order(linear, cancer):
     assert trainer.state.progress.epoch == 3
 
 
+def test_fit_takes_the_limits_of_a_trainer(linear, cancer):
+    network = linear()
+    model = OurModel(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1))
+    model.fit(10**6, cancer, batch_size=64, max_time=0.05)
+    assert "seconds=0.05" in str(model.state.stop_reason)
+    model.fit(10**6, cancer, batch_size=64, max_steps=3)
+    assert "steps=" in str(model.state.stop_reason)
+
+
 def test_fit_of_a_trainer_takes_the_data_first(linear, cancer):
     network = linear()
     trainer = Trainer(network, nn.BCEWithLogitsLoss(), nn.SGD(network.trainable_params(), 0.1))
