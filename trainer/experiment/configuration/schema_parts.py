@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema
 
-from .arguments import Signature
+from .arguments import Signature, real_signature
 
 Schema = dict[str, Any]
 
@@ -22,16 +22,22 @@ class UntitledSchema(GenerateJsonSchema):
         return False
 
 
-def when_key_is(key: str, value: str, then: Schema) -> Schema:
-    """Return a schema that applies `then` to mappings whose `key` is `value`."""
-    return {"if": {"properties": {key: {"const": value}}, "required": [key]}, "then": then}
+def variants_schema(key: str, variants: Mapping[str, Schema], descriptions: Mapping[str, Schema]) -> Schema:
+    """Return the schema of mappings whose `key` names one of `variants`."""
+    choices = []
+    for name, schema in variants.items():
+        chosen = {"const": name, **descriptions.get(name, {})}
+        then = {**schema, "properties": {key: chosen, **schema["properties"]}}
+        choices.append({"if": {"properties": {key: {"const": name}}, "required": [key]}, "then": then})
+    return {"type": "object", "properties": {key: {"enum": list(variants)}}, "allOf": choices}
 
 
 def arguments_schema(
-    signature: Signature, excluded: Iterable[str], descriptions: Mapping[str, str], *, required: bool = True
+    target: Any, excluded: Iterable[str] = (), signature: Signature | None = None, *, required: bool = True
 ) -> Schema:
-    """Return the schema of keyword arguments; see `Signature.model`."""
-    model = signature.model(set(excluded), descriptions, required=required)
+    """Return the schema of the keyword arguments of `target`; see `Signature.model`."""
+    signature = signature or real_signature(target)
+    model = signature.model(set(excluded), argument_descriptions(target), required=required)
     schema = model.model_json_schema(schema_generator=UntitledSchema)
     schema.pop("title")
     schema.setdefault("properties", {})

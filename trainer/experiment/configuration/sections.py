@@ -26,7 +26,7 @@ from .class_paths import DOTTED, has_reference, is_dotted, resolve, wrong_refere
 from .kinds import is_metric_name, known_metrics, supplied_names
 from .object_spec import ObjectSpec, Options
 from .reader import Reader, recordable
-from .schema_parts import Schema, argument_descriptions, arguments_schema, when_key_is
+from .schema_parts import Schema, arguments_schema, variants_schema
 
 _SERVED_OUTCOMES = "trainer.streams.ServedOutcomes"
 _ROW_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
@@ -81,16 +81,12 @@ class NetworkSection(ObjectSection):
     def schema(self) -> Schema:
         from ... import models
 
-        variants = []
+        variants, papers = {}, {}
         for name, class_name in models.MODELS.items():
             target = getattr(models, class_name)
-            signature = real_signature(target)
-            supplied = supplied_names("network", signature, features=True)
-            schema = arguments_schema(signature, supplied, argument_descriptions(target))
-            paper = (inspect.getmodule(target).__doc__ or "").partition("\n")[0]
-            schema["properties"] = {"model": {"const": name, "description": paper}, **schema["properties"]}
-            variants.append(when_key_is("model", name, schema))
-        named = {"type": "object", "properties": {"model": {"enum": list(models.MODELS)}}, "allOf": variants}
+            variants[name] = arguments_schema(target, supplied_names("network", real_signature(target), features=True))
+            papers[name] = {"description": (inspect.getmodule(target).__doc__ or "").partition("\n")[0]}
+        named = variants_schema("model", variants, papers)
         return {"if": {"type": "object", "required": ["model"]}, "then": named, "else": super().schema()}
 
 
@@ -123,8 +119,7 @@ class StreamSource(RowSource):
         return super().read(reader, value, path)
 
     def schema(self) -> Schema:
-        target = resolve(_SERVED_OUTCOMES)
-        served = arguments_schema(real_signature(target), (), argument_descriptions(target))
+        served = arguments_schema(resolve(_SERVED_OUTCOMES))
         return {"if": {"type": "object", "required": ["served"]}, "then": served, "else": super().schema()}
 
 
@@ -209,8 +204,7 @@ class KeywordArguments(SectionType):
 
     def schema(self) -> Schema:
         signature, target = self._signature("")
-        descriptions = argument_descriptions(target)
-        schema = arguments_schema(signature, self.elsewhere, descriptions, required=not self.fill_defaults)
+        schema = arguments_schema(target, self.elsewhere, signature, required=not self.fill_defaults)
         return {**schema, "type": ["string", "object"] if self.shorthand else "object"}
 
 
@@ -324,13 +318,8 @@ class FeaturesSection(SectionType):
     def schema(self) -> Schema:
         from ...features import KINDS, Features
 
-        variants = []
-        for name, kind in KINDS.items():
-            schema = arguments_schema(real_signature(kind), (), argument_descriptions(kind))
-            schema["properties"] = {"kind": {"const": name}, **schema["properties"]}
-            variants.append(when_key_is("kind", name, schema))
-        column = {"type": "object", "properties": {"kind": {"enum": list(KINDS)}}, "allOf": variants}
-        schema = arguments_schema(self._signature(), (), argument_descriptions(Features))
+        column = variants_schema("kind", {name: arguments_schema(kind) for name, kind in KINDS.items()}, {})
+        schema = arguments_schema(Features, signature=self._signature())
         columns = {"type": "array", "minItems": 1, "items": {**column, "required": ["kind", "name"]}}
         return {**schema, "properties": {**schema["properties"], "columns": columns}}
 
