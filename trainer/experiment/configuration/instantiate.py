@@ -160,15 +160,12 @@ def instantiate(spec: ObjectSpec, supplied: Mapping[str, Any] | None = None) -> 
     """
     try:
         target = resolve(spec.class_path)
-    except UnresolvedError as error:
-        raise ConfigErrors([Problem(spec.location, spec.path, str(error))]) from error
-    signature = real_signature(target)
-    try:
+        signature = real_signature(target)
         positional = _positional(spec, signature, supplied or ())
         keywords = _keywords(spec.init_args, signature)
     except ConfigErrors:
         raise
-    except ConfigurationError as error:
+    except (UnresolvedError, ConfigurationError) as error:
         raise ConfigErrors([Problem(spec.location, spec.path, str(error))]) from error
     supplied_values = {name: value for name, value in (supplied or {}).items() if name not in keywords}
     if signature is UNKNOWN:
