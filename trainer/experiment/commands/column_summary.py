@@ -198,15 +198,12 @@ def _seconds(texts: list[str], day_first: bool | None) -> list[float] | str | No
         try:
             value = seconds_of(text, None, day_first)
         except UnclearTimeError as error:
-            value, unclear = 0.0, unclear or f"{text.strip()} is {_readings(error)}"
+            readings = str(error).partition(": ")[0].removeprefix("a date that is ")
+            value, unclear = 0.0, unclear or f"{text.strip()} is {readings}"
         if value is None:
             return None
         seconds.append(value)
     return unclear or seconds
-
-
-def _readings(error: UnclearTimeError) -> str:
-    return str(error).partition(": ")[0].removeprefix("a date that is ")
 
 
 def _lists(present: list[Any]) -> dict[str, Any] | None:

@@ -20,9 +20,9 @@ def format_report(table: TableSummary, proposal: Proposal) -> str:
     about = f"{table.path}: {'' if table.complete else 'about '}{table.rows:,} rows, {len(table.columns)} columns"
     if not table.complete:
         about += f", the first {table.columns[0].rows:,} looked at"
-    lines = _wrap(about + _csv_options(table), "  ")
+    lines = _wrap(about + _csv_options(table))
     if table.set_aside is not None:
-        lines += _wrap(table.set_aside, "  ")
+        lines += _wrap(table.set_aside)
     rows = list(_rows(table, proposal))
     widths = [min(limit, max(len(row[index]) for row in rows)) for index, limit in enumerate((_MAX_NAME, _MAX_KIND))]
     for name, kind, description in rows:
@@ -30,9 +30,9 @@ def format_report(table: TableSummary, proposal: Proposal) -> str:
         lines += textwrap.wrap(
             description, WIDTH, initial_indent=indent, subsequent_indent=" " * len(indent), break_on_hyphens=False
         ) or [indent.rstrip()]
-    lines += _wrap(f"rows: {_row_split(proposal)}", "  ")
+    lines += _wrap(f"rows: {_row_split(proposal)}")
     reason = f": {proposal.reason}" if proposal.reason else ""
-    lines += _wrap(f"model: {proposal.model}{reason}; `trainer models` lists others", "  ")
+    lines += _wrap(f"model: {proposal.model}{reason}; `trainer models` lists others")
     return "\n".join(lines)
 
 
@@ -104,8 +104,8 @@ def _row_split(proposal: Proposal) -> str:
     )
 
 
-def _wrap(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+def _wrap(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _truncated(text: str, width: int) -> str:

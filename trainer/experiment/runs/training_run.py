@@ -182,7 +182,7 @@ def _train_in(
         if "test" in datasets:
             test = evaluate_on(experiment, "test")
             results.update({f"test_{name}": value for name, value in test.items()})
-            outcome["drift"] = _drift(experiment, "test")
+            outcome["drift"] = _drift(experiment)
             run_folder.write_json(run_dir / run_folder.METRICS, outcome)
         if baseline is not None:
             outcome["baseline"] = baseline.compare(trainer)
@@ -232,15 +232,15 @@ def _without_validation(callback: Any) -> list[Any]:
     return [] if adapted is None else [adapted]
 
 
-def _drift(experiment: Experiment, split: str) -> dict[str, float]:
-    """Return the drift (PSI) of each raw column from the training rows; {} if unknown."""
+def _drift(experiment: Experiment) -> dict[str, float]:
+    """Return the drift (PSI) of data.test from the training rows; {} if unknown."""
     features = experiment.trainer.features
     if features is None or not features.is_fitted or not features.learned.profiled_rows:
         return {}
     try:
-        return features.drift(experiment.datasets[split], max_rows=DRIFT_ROWS)
+        return features.drift(experiment.datasets["test"], max_rows=DRIFT_ROWS)
     except TrainerError as error:
-        logger.info("drift of data.%s is not known: %s", split, error)
+        logger.info("drift of data.test is not known: %s", error)
         return {}
 
 
