@@ -158,6 +158,7 @@ class BufferedStream(Stream):
         self._position: Position = {}
         self._closed = False
         self._fetch_failed = False
+        self._ended = False  # whether a bounded source has no rows besides the queued ones; set by a subclass
 
     def poll(self, max_rows: int, timeout: float = 0.0) -> Batch | None:
         """Return 1 to `max_rows` rows when available, or None after `timeout` seconds.
@@ -190,6 +191,10 @@ class BufferedStream(Stream):
     @property
     def closed(self) -> bool:  # type: ignore[override]
         return self._closed
+
+    @property
+    def exhausted(self) -> bool:
+        return self._ended and not self._ready
 
     def _take(self, max_rows: int) -> list[Batch]:
         taken: list[Batch] = []

@@ -131,7 +131,6 @@ class FileStream(BufferedStream):
         self._sizes: dict[str, int] = {}  # sizes of unread finished segments, in bytes
         self._no_more_segments = False  # whether the folder is complete
         self._finished = FinishedSegments(self.folder, self._open_reader, cache)
-        self._ended = False
         self._rows_read = self._bytes_read = 0
         self._segment: OpenSegment | None = None
         self._lanes: Lanes | None = None
@@ -156,10 +155,6 @@ class FileStream(BufferedStream):
         self._lanes = Lanes(rank, world)
         self._listing = None
         self._start_at(None)
-
-    @property
-    def exhausted(self) -> bool:
-        return self._ended and not self._ready
 
     def _start_at(self, progress: Progress | None) -> None:
         """Continue at `progress`, or before the first segment if it is None."""

@@ -87,16 +87,11 @@ class IterableStream(BufferedStream):
         self.sharing = Sharing.ALONE if self._is_one_shot else Sharing.REPEATABLE
         self._iterator: Iterator[Any] | None = None
         self._item = self._skip = 0
-        self._ended = False
         self._deferred_error: Exception | None = None
         self._error: Exception | None = None
         self._shapes: dict[str, tuple[Any, ...]] | None = None
         self._lists: set[str] = set()  # columns whose rows are lists, whose lengths may differ between items
         self._position = {PARTITION: Cursor(0).to_json()}
-
-    @property
-    def exhausted(self) -> bool:
-        return self._ended and not self._ready
 
     def _new_iterator(self) -> Iterator[Any]:
         source = self._source

@@ -147,7 +147,7 @@ class DelayedLabelJoin(BufferedStream):
         self._outcomes = OutcomeBuffer()
         self._emitted = 0  # rows of all rounds
         self._round_starts: deque[tuple[int, int]] = deque()  # (round, rows emitted before it)
-        self._flushed = False
+        self._ended = False
         self._input_states: dict[int, dict[str, Any]] = {} if input_state is None else {round_number - 1: input_state}
         self._position = {PARTITION: Cursor(round_number).to_json()}
 
@@ -159,10 +159,6 @@ class DelayedLabelJoin(BufferedStream):
     @property
     def retrying(self) -> bool:
         return any(side.stream.retrying for side in self._sides)
-
-    @property
-    def exhausted(self) -> bool:
-        return self._flushed and not self._ready
 
     def position(self) -> Position:
         self._save_first_input_state()
@@ -182,7 +178,7 @@ class DelayedLabelJoin(BufferedStream):
     def _fetch(self, max_rows: int, timeout: float) -> None:
         deadline = monotonic() + timeout
         self._save_first_input_state()
-        while not self._ready and not self._flushed and not self._closed:
+        while not self._ready and not self._ended and not self._closed:
             for side in self._sides:
                 side.poll(0.0)
             with self._lock:
@@ -279,7 +275,7 @@ class DelayedLabelJoin(BufferedStream):
         waiting = self._waiting.clear()
         if self.at_end == "negative":
             self._emit([(number, _EXPIRED) for number in waiting])
-        self._flushed = True
+        self._ended = True
         return True
 
     def _emit(self, leaving: list[tuple[int, float]]) -> None:
