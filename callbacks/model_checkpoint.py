@@ -97,6 +97,11 @@ class ModelCheckpoint(Callback):
         folder = self.dirpath or in_run_folder(trainer, "checkpoints")
         if folder is None:
             raise ConfigurationError("ModelCheckpoint needs a folder: give dirpath=..., or a run folder to the trainer")
+        if trainer.state.phase == "online" and self.monitor is None and getattr(self.every, "unit", "") == "epochs":
+            logger.warning(
+                "ModelCheckpoint: a stream has no epochs, so only the end of the run is saved, nothing after a kill "
+                "or an error; every='window', or a number of steps, saves on the way"
+            )
         root = trainer.saver.claim(folder)
         if root != self.root:
             self._records, self.best_name = [], None

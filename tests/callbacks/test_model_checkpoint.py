@@ -284,3 +284,12 @@ def test_without_a_folder_it_is_refused_before_training(fit):
     with pytest.raises(ValueError, match="ModelCheckpoint needs a folder"):
         fit(ModelCheckpoint(), run_dir=None)
     assert fit.trainer.state.progress.global_step == 0
+
+
+@pytest.mark.parametrize("every", [None, "window", 2])
+def test_a_cadence_of_epochs_is_said_to_save_nothing_of_a_stream_on_the_way(every, tmp_path, caplog):
+    network = nn.Dense(2, 1)
+    trainer = Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.1))
+    rows = [(np.ones((4, 2), np.float32), np.ones((4, 1), np.float32))]
+    trainer.online_train(rows, callbacks=[ModelCheckpoint(tmp_path, every=every)])
+    assert ("a stream has no epochs, so only the end of the run is saved" in caplog.text) == (every is None)

@@ -24,7 +24,7 @@ from ..mindspore_internals.cell_structure import (
 from .denominators import ROWS, denominator_of, name_of
 from .dropout import repeatable
 from .multi_task import MultiTaskLoss
-from .optimizers import PLACEHOLDER
+from .optimizers import PLACEHOLDER, OptimizerGroups
 from .row_losses import RowLoss
 
 logger = logging.getLogger(__name__)
@@ -83,6 +83,17 @@ def warn_of_frozen(network: nn.Cell, optimizer: nn.Cell | None) -> None:
             "trainable_params() after freezing, and a new Trainer",
             ", ".join(frozen[:3]),
             f" and {len(frozen) - 3} more" if len(frozen) > 3 else "",
+        )
+
+
+def warn_of_nesterov(optimizer: nn.Cell | None) -> None:
+    """Warn of an option of `nn.Momentum` that MindSpore ignores on the CPU."""
+    parts = (optimizer,) if not isinstance(optimizer, OptimizerGroups) else optimizer.optimizers
+    is_ignored = device.current().name == "CPU" and any(isinstance(p, nn.Momentum) and p.use_nesterov for p in parts)
+    if is_ignored:
+        logger.warning(
+            "nn.Momentum(use_nesterov=True): MindSpore ignores use_nesterov on the CPU; nn.SGD(momentum=..., "
+            "nesterov=True) has Nesterov's momentum there"
         )
 
 

@@ -23,9 +23,9 @@ from ..distributed.agreement import StopHooks, agree_to_continue, agree_to_stop
 from ..distributed.dense_state import broadcast_parameters, check_training_step
 from ..graph.dropout import repeatable
 from ..graph.graph_call import TrainRunner
-from ..graph.network_checks import warn_of_frozen
+from ..graph.network_checks import warn_of_frozen, warn_of_nesterov
 from ..graph.program import StepOptions
-from ..mindspore_internals.cell_structure import parameters_of
+from ..mindspore_internals.cell_structure import parameters_of, trainable_parameters
 from ..mindspore_internals.operator_times import OperatorProfile
 from ..state import StepOutputs, StopReason
 from . import loop
@@ -67,8 +67,9 @@ class Run:
         self.callbacks = self.trainer.callbacks
         self.group = self.trainer.group
         self.ended = False  # True once the run has finished or failed
-        self._warned_of_waiting = self._warned_of_rank = self._warned_of_memory = False
+        self._warned_of_waiting = self._warned_of_rank = self._warned_of_memory = self._warned_of_freezing = False
         self._own_code = any(map(runs_own_code, self.callbacks))
+        self._trained_names = {parameter.name for parameter in trainable_parameters(self.trainer.network)}
         self._observer: Observer | None = None
         self._runners: dict[bool, TrainRunner] = {}
 
@@ -211,10 +212,25 @@ class Run:
         """Return whether an epoch begins here; always False for streams."""
         return not self.feed.source.endless and self.trainer.state.progress.step_in_epoch == 0
 
+    def warn_of_freezing(self) -> None:
+        """Warn once that a callback froze parameters or the reverse, which has no effect."""
+        if not self._own_code or self._warned_of_freezing:
+            return
+        changed = self._trained_names ^ {parameter.name for parameter in trainable_parameters(self.trainer.network)}
+        if changed:
+            self._warned_of_freezing = True
+            logger.warning(
+                "step %d: a callback changed requires_grad of %s, which has no effect during a training: the optimizer "
+                "trains what it was made with; make an optimizer and a Trainer for each part of the training",
+                self.trainer.state.progress.global_step,
+                ", ".join(sorted(changed)[:3]),
+            )
+
     def end_epoch(self) -> None:
         """Count an epoch and compute its mean loss."""
         state, tasks = self.trainer.state, self.trainer.tasks
         self.note_waits()
+        self.warn_of_freezing()
         state.train_loss, state.task_losses = mean_losses(self.cursor.meter, tasks)
         if tasks is not None:
             logger.info("epoch %d: %s", state.progress.epoch, tasks.describe(state.task_losses))
@@ -339,6 +355,7 @@ def train(
         trainer.group.connect()  # required before the first graph that sums over processes
         warn_of_own_statistics(trainer.network, trainer.group)
         warn_of_frozen(trainer.network, trainer.optimizer)
+        warn_of_nesterov(trainer.optimizer)
         cells = [cell for cell in (trainer.network, trainer.loss_fn, trainer.optimizer) if isinstance(cell, nn.Cell)]
         trained = {id(parameter): parameter for cell in cells for parameter in parameters_of(cell)}  # no duplicates
         broadcast_parameters(trainer.group, list(trained.values()))

@@ -214,3 +214,13 @@ def test_several_optimizers_keep_the_loss_scale_they_were_made_with():
     parameters = TwoLayers().trainable_params()
     with pytest.raises(ConfigurationError, match="take one loss_scale; received 1, 128"):
         OptimizerGroups([nn.SGD(parameters[:1]), nn.Momentum(parameters[1:], 0.1, 0.9, loss_scale=128.0)])
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_an_option_that_mindspore_ignores_is_named(listed, linear, batches, caplog):
+    network = linear()
+    weight, bias = network.trainable_params()
+    momentum = nn.Momentum([weight] if listed else [weight, bias], 0.1, 0.9, use_nesterov=True)
+    optimizer = [momentum, nn.SGD([bias], 0.1)] if listed else momentum
+    Trainer(network, nn.BCEWithLogitsLoss(), optimizer).fit(batches(count=1), callbacks=[])
+    assert "MindSpore ignores use_nesterov on the CPU; nn.SGD(momentum=..., nesterov=True)" in caplog.text

@@ -191,3 +191,20 @@ def test_what_stays_as_it_was_is_named(tmp_path, caplog):
         "table 'ids' is trained by the RowAdam of the Trainer that trained it first, not by a RowSGD"
     )
     assert frozen.startswith("head.weight: requires_grad is False, but the optimizer was made with it and trains it")
+
+
+@pytest.mark.parametrize("freezes", [True, False])
+@pytest.mark.parametrize("verb", ["fit", "online_train"])
+def test_a_callback_that_freezes_parameters_is_told_that_it_has_no_effect(verb, freezes, caplog):
+    net = nn.SequentialCell(nn.Dense(4, 4), nn.Dense(4, 1))
+    for parameter in net[0].get_parameters():
+        parameter.requires_grad = freezes
+
+    def change(trainer):
+        for parameter in trainer.network[0].get_parameters():
+            parameter.requires_grad = not freezes
+
+    trainer = Trainer(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 0.1))
+    options = {"window": 8} if verb == "online_train" else {}
+    getattr(trainer, verb)(DENSE, callbacks=[LambdaCallback(on_train_begin=change)], **options)
+    assert caplog.text.count("a callback changed requires_grad of 0.bias, 0.weight, which has no effect") == 1
