@@ -66,16 +66,10 @@ def _finish(plot: Any) -> Any:
         heights = [abs(y) for column in shown for y in column if y is not None and math.isfinite(y)]
         plot.y_range.default_span = max(heights, default=0.0) or 2.0
     for legend in plot.legend:
-        legend.click_policy = "hide"
-        legend.background_fill_alpha = legend.border_line_alpha = 0
-        legend.label_text_color = NEUTRAL
-        legend.label_text_font_size = "11px"
-        legend.location = "left"
-        legend.spacing = 10
-        legend.padding = 2
+        legend.update(background_fill_alpha=0, border_line_alpha=0, spacing=10, padding=2)
+        legend.update(label_text_color=NEUTRAL, label_text_font_size="11px")
+        legend.update(click_policy="hide", orientation="horizontal", ncols=2, location="left")
         plot.add_layout(legend, "below")
-        legend.orientation = "horizontal"
-        legend.ncols = 2
         plot.tags = [plot.height, LEGEND_ROW]  # page.js updates the height when the number of legend rows changes
         plot.height += LEGEND_ROW * max(0, (len(legend.items) + 1) // 2 - 1)
     return plot
