@@ -69,7 +69,7 @@ class Run:
         self.ended = False  # True once the run has finished or failed
         self._warned_of_waiting = self._warned_of_rank = self._warned_of_memory = self._warned_of_freezing = False
         self._own_code = any(map(runs_own_code, self.callbacks))
-        self._trained_names = {parameter.name for parameter in trainable_parameters(self.trainer.network)}
+        self._trained_names = self._trainable_names() if self._own_code else set()
         self._observer: Observer | None = None
         self._runners: dict[bool, TrainRunner] = {}
 
@@ -212,11 +212,14 @@ class Run:
         """Return whether an epoch begins here; always False for streams."""
         return not self.feed.source.endless and self.trainer.state.progress.step_in_epoch == 0
 
+    def _trainable_names(self) -> set[str]:
+        return {parameter.name for parameter in trainable_parameters(self.trainer.network)}
+
     def warn_of_freezing(self) -> None:
         """Warn once that a callback froze parameters or the reverse, which has no effect."""
         if not self._own_code or self._warned_of_freezing:
             return
-        changed = self._trained_names ^ {parameter.name for parameter in trainable_parameters(self.trainer.network)}
+        changed = self._trained_names ^ self._trainable_names()
         if changed:
             self._warned_of_freezing = True
             logger.warning(

@@ -374,7 +374,7 @@ def test_rows_that_a_reader_that_still_waits_has_read_are_warned_of(monkeypatch,
         first = next(item for item in items if item is not None)
         items.close()
         shared.close()
-        shared.go_back(Position(0, 1, state=first.state), 2)
+        shared.go_back(Position(0, 1, state=first.state), 4)  # two rows of each process
 
     on_both(run)
     release.set()

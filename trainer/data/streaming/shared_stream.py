@@ -108,6 +108,8 @@ class SharedStream(LockstepSource):
             self.source.commit(position)
 
     def go_back(self, position: Position, trained: int) -> None:
+        if self.divided:
+            trained //= self.group.size  # these are the rows of all processes, and each has read its own
         if self._left_behind:
             self.cannot_go_back(trained, "the thread that reads the stream still waits for it")
         else:
