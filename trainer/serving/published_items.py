@@ -278,7 +278,8 @@ class PublishedItems:
                     f"recommend(without=..., history=...): the ids of the items are {shown}; received {value!r}"
                 )
         # ids are int64, so a larger integer cannot be the id of an item
-        return np.array([value for value in listed if kind is str or abs(value) < 1 << 63], self.index.ids.dtype.kind)
+        dtype = np.str_ if kind is str else np.int64
+        return np.array([value for value in listed if kind is str or abs(value) < 1 << 63], dtype)
 
     def _passing_items(self, filters: Mapping[str, Any] | None) -> np.ndarray | None:
         """Return the indices of the items that pass all filters; None without filters."""

@@ -79,3 +79,20 @@ def test_a_kept_label_stands_beside_the_prediction_of_its_task(tmp_path, monkeyp
     assert list(answers[0]) == ["row", "click", "x", "prediction_click", "buy"]
     assert [answer["click"] for answer in answers] == [line.split(",")[1] for line in lines]
     assert all(0 < float(answer["prediction_click"]) < 1 for answer in answers)
+
+
+def test_the_columns_of_one_output_are_those_of_the_tasks_in_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{x},{int(x > 3)},{x % 2}" for x in range(8)]
+    Path("rows.csv").write_text("\n".join(["x,click,buy", *lines]) + "\n")
+    network = "{class_path: mindspore.nn.Dense, init_args: {in_channels: 1, out_channels: 2}}"
+    Path("tasks.yaml").write_text(DECLARED.replace("{model: mmoe, dim: 2, experts: 1}", network))
+    assert main(["fit", "tasks.yaml"]) == 0
+    for name in ("answers.csv", "logits.npy"):
+        assert main(["predict", "runs/tasks", "--output", name]) == 0
+    with open("answers.csv", newline="") as file:
+        answers = list(csv.DictReader(file))
+    expected = 1 / (1 + np.exp(-np.load("logits.npy")))
+    assert list(answers[0]) == ["row", "click", "buy"]
+    for column, task in enumerate(("click", "buy")):
+        np.testing.assert_allclose([float(answer[task]) for answer in answers], expected[:, column], rtol=1e-5)

@@ -490,3 +490,9 @@ def test_a_filter_of_a_long_integer_is_exact():
     filters = items.parse_filters([f"seller={2**53 + 1}"])
     ids, _ = items.nearest(np.ones((1, 3), np.float32), 2, None, filters)
     assert ids[0].tolist() == [2]
+
+
+def test_long_integer_ids_are_left_out_as_they_are():
+    state = {"json": {"ids": [5, 2**40 + 5], "filters": {}, "user_columns": []}, "arrays": {"vectors": np.eye(2)}}
+    ids, _ = PublishedItems(state).nearest(np.ones((1, 2), np.float32), 2, [[2**40 + 5]], None)
+    assert ids[0].tolist() == [5]

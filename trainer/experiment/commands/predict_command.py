@@ -170,6 +170,8 @@ def prediction_columns(trainer: Trainer, predictions: Any) -> dict[str, np.ndarr
 
     tasks = () if trainer.tasks is None else trainer.tasks.tasks
     parts = predictions if isinstance(predictions, tuple | dict) else (predictions,)
+    if isinstance(predictions, np.ndarray) and len(tasks) > 1:  # a column for each task
+        parts = dict(zip(tasks, predictions.T, strict=True))
     if not isinstance(parts, dict):
         others = ["prediction"] if len(parts) == 1 else [f"prediction_{index}" for index in range(len(parts))]
         parts = dict(zip([*tasks, *others[len(tasks) :]], parts, strict=False))
