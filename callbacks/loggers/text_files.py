@@ -159,9 +159,13 @@ class CSVLogger(_FileLogger):
                 rows: list[Mapping[str, Any]] = list(csv.DictReader(file))
             if row["step"] == self._written_step and rows:  # written in part by `flush`, or before a resume
                 row = {**rows.pop(), **row}
-            self._names += new
-            old_file = self._file
-            self._replace(self._text([*rows, row], header=True))
+            names, old_file = self._names, self._file
+            self._names = [*names, *new]
+            try:
+                self._replace(self._text([*rows, row], header=True))
+            except OSError:
+                self._names = names  # those of the file, to which rows are appended again
+                raise
             old_file.close()
         else:
             self._append(self._text([row], header=False))

@@ -252,3 +252,22 @@ def test_mlflow_holds_slices_and_metrics_of_the_first_rows(fit, tmp_path):
     metrics = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}").get_run(logger.run_id).data.metrics
     assert (metrics["val/ndcg_at_5"], metrics["val/auc"]) == (0.5, 0.25)
     assert (metrics["val/auc/grade_A_"], metrics["val/auc/grade_A__"]) == (0.75, 0.875)
+
+
+def test_a_column_that_found_no_room_does_not_shift_later_rows(tmp_path):
+    path = tmp_path / "case" / "log"
+    path.parent.mkdir()
+    log, faults = CSVLogger(path), Faults(path.parent)
+    with faults.active(), faults.arm(None):
+        log.open(None, 0)
+        log.log_metrics({"loss": 0.5}, 1)
+        log.log_metrics({"loss": 0.25, "auc": 0.75}, 2)
+        with faults.arm(Plan("write", 1, "ENOSPC")), pytest.raises(OSError, match="No space left"):
+            log.log_metrics({"loss": 0.125}, 3)
+        for step in (3, 4):
+            log.log_metrics({"loss": 0.125, "auc": 0.875}, step)
+        log.close()
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert all(None not in row for row in rows)
+    assert rows[-1] == {"step": "4", "loss": "0.125", "auc": "0.875"}

@@ -20,6 +20,7 @@ from ..errors import ConfigurationError
 from ..features.feature import Kind
 from ..features.features import Features
 from ..metrics.defaults import BINARY, meaning_of
+from ..metrics.predictions import ACTIVATIONS
 from .graph_export import GRAPH_JSON, NETWORK, export_network, plain_folder, program_file, write_features
 from .published import GRAPH, VERSION, FolderRef, publish_folder
 
@@ -62,6 +63,7 @@ def publish_network(trainer: Trainer, root: Path, batch: int | Sequence[int], ex
             folder.adopt(file)
         description["activation"] = _activation_name(trainer)
         description["tasks"] = _task_activations(trainer)
+        description["own_activations"] = _own_activations(trainer)
         description["features"] = trainer.features is not None
         if trainer.features is not None:
             write_features(trainer.features, folder)
@@ -149,8 +151,28 @@ def _activation_name(trainer: Trainer) -> str | None:
 
 def _task_activations(trainer: Trainer) -> dict[str, str | None]:
     """Return the activation of each task, None if unknown; empty without tasks."""
-    if trainer.tasks is None:
-        return {}
-    pairs = zip(trainer.tasks.tasks, trainer.tasks.losses, strict=True)
-    activations = {task: meaning_of(loss, trainer.prediction_activations.get(task)).activation for task, loss in pairs}
+    activations = {} if trainer.tasks is None else _activations(trainer)
     return {task: activation if isinstance(activation, str) else None for task, activation in activations.items()}
+
+
+def _own_activations(trainer: Trainer) -> list[str]:
+    """Return the tasks whose activation is a function, [""] for a single loss.
+
+    Warns that functions are not published.
+    """
+    tasks = [task for task, activation in _activations(trainer).items() if callable(activation)]
+    if tasks:
+        logger.warning(
+            "the function prediction_activation%s is not published: servers answer with the network's output; "
+            "names are published: %s",
+            f" of {', '.join(tasks)}" if trainer.tasks is not None else "",
+            ", ".join(map(repr, ACTIVATIONS)),
+        )
+    return tasks
+
+
+def _activations(trainer: Trainer) -> dict[str, Any]:
+    """Return the activation of each task, or that of "" without tasks."""
+    tasks = trainer.tasks
+    pairs = [("", trainer.loss_fn)] if tasks is None else zip(tasks.tasks, tasks.losses, strict=True)
+    return {task: meaning_of(loss, trainer.prediction_activations.get(task)).activation for task, loss in pairs}

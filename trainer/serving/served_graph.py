@@ -55,6 +55,7 @@ class ServedGraph:
         self.activation: str | None = description.get("activation")  # maps the first output to label units
         self.output_names: tuple[str, ...] = tuple(description.get("outputs", ()))  # keys of a dict of outputs
         self.tasks: dict[str, str | None] = description.get("tasks", {})  # activation of each task; empty without tasks
+        self.own_activations: list[str] = description.get("own_activations", [])  # tasks with an unpublished function
         specs = [
             TableSpec(table["name"], table["dim"], initializer="zeros", padding=table["padding"])
             for table in description["tables"]

@@ -150,6 +150,11 @@ class ServedModel:
                 raise ConfigurationError(f"predict({option}=True) needs raw rows and a model trained on features")
             outputs = version.run(batch)
         graph = version.graph
+        if output == "probability" and graph.own_activations and version.calibration is None:
+            raise ConfigurationError(
+                f"output={output!r}: the prediction_activation of the model is a function, which is not published; "
+                "take output='network' and apply it"
+            )
         if output != "network" and not graph.tasks:
             probability = version.probability(outputs, batch)
             if probability is None:

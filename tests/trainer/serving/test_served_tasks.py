@@ -8,6 +8,7 @@ import pytest
 from mindspore import nn
 
 from trainer import MultiTaskLoss, Trainer
+from trainer.errors import ConfigurationError
 from trainer.serving import Publish, ServedModel, export_model
 from trainer.serving.http.service import Service
 from trainer.serving.http.service_call import Call, ServeOptions
@@ -116,3 +117,17 @@ def test_an_exported_output_named_like_an_input_has_a_name_of_its_own(tmp_path):
     assert [one["name"] for one in described] == ["output_x", "sum"]
     example = np.load(exported.folder / "example.npz")
     np.testing.assert_allclose(example["output.output_x"], 2 * example["input.x"], rtol=1e-6)
+
+
+def test_a_function_as_activation_is_not_published_and_that_is_said(tmp_path, caplog):
+    net = Heads("tuple")
+    loss = MultiTaskLoss({"click": nn.BCEWithLogitsLoss(), "amount": nn.MSELoss()})
+    activation = {"amount": lambda amounts: 100 * amounts}
+    trainer = Trainer(net, loss, nn.Adam(net.trainable_params(), 1e-2), prediction_activation=activation)
+    table = {"x": X, "click": (X[:, 0] > 0).astype(np.float32), "amount": 3 * X[:, 1]}
+    trainer.fit(table, batch_size=64, callbacks=[Publish(tmp_path / "versions", batch=64)])
+    assert "the function prediction_activation of amount is not published" in caplog.text
+    with ServedModel(tmp_path / "versions", follow=False) as model:
+        np.testing.assert_array_equal(model.predict(X)[1], trainer.predict(X, batch_size=64)[1])
+        with pytest.raises(ConfigurationError, match="is a function, which is not published"):
+            model.predict(X, output="probability")
