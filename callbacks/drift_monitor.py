@@ -68,7 +68,7 @@ class DriftMonitor(Callback):
         feature: name of a declared feature (`trainer.features.Features`) to monitor instead of `key`.
 
     Raises:
-        ConfigurationError: an argument is invalid; before training, the feature does not exist.
+        ConfigurationError: an argument is invalid, or, when training starts, the feature does not exist.
     """
 
     def __init__(self, detector: Detector | None = None, key: str | None = None, feature: str | None = None) -> None:
@@ -112,7 +112,7 @@ class DriftMonitor(Callback):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the count, and the detector if it has seen the same metric."""
         self.count = whole("count", state["count"], 0)
-        if state.get("key", self.key) != self.key:  # not in snapshots of earlier releases
+        if state.get("key", self.key) != self.key:  # snapshots of earlier releases have no key
             return
         load = getattr(self.detector, "load_state_dict", None)
         if state["detector"] is not None and callable(load):

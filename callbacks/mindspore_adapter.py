@@ -6,10 +6,10 @@ The adapter calls a callback as MindSpore's own loop does:
 - Hooks are called by their newer names (`on_train_begin`, ...); MindSpore's base class forwards them to the older names
   (`begin`, `step_end`, ...). Epoch hooks always enclose step hooks. In a stream, or after a resume in the middle of an
   epoch, the trainer does not begin an epoch; the adapter then begins one at the first step and ends it with the run.
-- A call of K steps triggers one `on_train_step_begin` and one `on_train_step_end`, as with MindSpore's data sink.
-  `on_train_step_end` receives the results of the last step.
+- A program call of K steps triggers one `on_train_step_begin` and one `on_train_step_end`, as with MindSpore's data
+  sink. `on_train_step_end` receives the results of the last step.
 - During the validation of a `fit`, only `on_eval_*` hooks that the callback's class defines are called, because the
-  older names are training hooks. Like MindSpore, it skips MindSpore's own callbacks here, except `TimeMonitor`.
+  older names are training hooks. As in MindSpore, its own callbacks are skipped here, except `TimeMonitor`.
 - Epochs and steps are counted from the start of the call, as in `mindspore.Model`, and continue after a resume.
 - `request_stop()` ends the run after the current step.
 """
@@ -145,7 +145,8 @@ class AdaptedCallback(Callback):
         self._params = CallbackParams()
         self.run_context = RunContext(self._params)
         self._entered: MindSporeCallback | None = None
-        self._first, self._is_last = self, True  # of the callbacks of the call, which share their parameters
+        # All adapted callbacks of a run share the parameters of the first one.
+        self._first, self._is_last = self, True
         self._in_epoch = False
         if not (self._defines("on_train_step_begin") or self._defines("on_train_step_end")):
             # Without step hooks, a step only has to begin the epoch.
@@ -184,7 +185,7 @@ class AdaptedCallback(Callback):
         return progress.epoch - base["epoch"] + trainer.state.first_epoch + 1, progress.global_step - base["step"]
 
     def _share_params(self, trainer: Trainer) -> None:
-        """Fill the parameters, or use those of the first of MindSpore's callbacks."""
+        """Fill the parameters in the first adapted callback; the others share them."""
         peers = [callback for callback in trainer.callbacks if isinstance(callback, AdaptedCallback)] or [self]
         self._first, self._is_last = peers[0], peers[-1] is self
         if self._first is self:
@@ -229,7 +230,7 @@ class AdaptedCallback(Callback):
         self._params.set_lazy("train_dataset_element", lambda: _last_batch(outputs.chunk))
 
     def _check_tables(self, trainer: Trainer) -> None:
-        """Refuse or warn of callbacks that leave out the rows of sparse tables."""
+        """Raise or warn if a callback leaves out the rows of sparse tables."""
         sparse = {} if trainer.tables is None else trainer.tables.tables.tables
         kind, names = type(self.callback).__name__, ", ".join(sparse)
         if sparse and getattr(self.callback, "restore_best_weights", False):

@@ -23,8 +23,8 @@ CHECKED_BYTES = 4 << 20  # bytes of a file per stored checksum
 class VerifiedFile:
     """An open file whose size and checksum have been verified.
 
-    The checksums of its blocks are stored, to verify later reads too. The open file stays readable if its folder is
-    removed. Raises the errors of `manifest.read_verified`.
+    The checksums of its blocks are kept in memory, to verify later reads too. The open file stays readable if its
+    folder is removed. Raises the errors of `manifest.read_verified`.
     """
 
     def __init__(self, path: Path, size: int, crc: int) -> None:
@@ -124,7 +124,10 @@ class JoinedArray(BlockArray):
         self.shape = (int(self._starts[-1]), *first.shape[1:])
         for piece in pieces:
             if piece.dtype != first.dtype or piece.shape[1:] != first.shape[1:]:
-                raise ValueError(f"{piece.dtype} {list(piece.shape)} beside {first.dtype} {list(first.shape)}")
+                raise ValueError(
+                    f"cannot join {first.dtype} {list(first.shape)} and {piece.dtype} {list(piece.shape)}: dtype and "
+                    "all axes but the first must be equal"
+                )
 
     def read(self, first: int, last: int) -> np.ndarray:
         """Return the items from `first` to `last` along axis 0."""

@@ -26,18 +26,20 @@ SAME_MEANING = {
     "eval_on_start": "valid_on_start",
 }
 _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
-HINTS = {
+HINTS = {  # keyword -> rest of the error message, which begins with the keyword
     "x": "and y go together into the first argument: fit((x, y), epochs, batch_size=...)",
     "y": "belongs in the first argument, with the inputs: fit((x, y), epochs, batch_size=...)",
     "validation_split": "is done by slicing: fit((x[n:], y[n:]), valid_dataset=(x[:n], y[:n]))",
     "validation_freq": "is valid_every=Every(epochs=n)",
-    "val_check_interval": "is valid_every=n, in optimizer steps; a share of an epoch is that share of its steps",
+    "val_check_interval": "is valid_every=n, in optimizer steps; for part of an epoch, give that part of its steps",
     "check_val_every_n_epoch": "is valid_every=Every(epochs=n)",
     "eval_steps": "is valid_every=n",
     "save_steps": "is a callback: callbacks=[ModelCheckpoint(folder, every=n)]",
-    **dict.fromkeys(("logging_steps", "log_every_n_steps"), "is a logger's: callbacks=[CSVLogger(file, every=n)]"),
+    **dict.fromkeys(
+        ("logging_steps", "log_every_n_steps"), "is an option of a logger: callbacks=[CSVLogger(file, every=n)]"
+    ),
     "num_sanity_val_steps": "has no counterpart: the first batch of each validation set is tried before training",
-    "min_epochs": "has no counterpart: EarlyStopping(start_from_epoch=n) stops in no epoch before n",
+    "min_epochs": "has no counterpart: EarlyStopping(start_from_epoch=n) does not stop before epoch n",
     "validation_steps": "is limit_valid_batches=n",
     "steps_per_epoch": "is limit_train_batches=n",
     "initial_epoch": "is resume=..., which continues from a snapshot",

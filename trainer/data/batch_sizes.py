@@ -18,9 +18,10 @@ from .as_columns import Columns
 
 logger = logging.getLogger(__name__)
 
-MIN_SIZE, FINE = 16, 1024
+MIN_SIZE = 16
+FINE = 1024  # size up to which batches are padded to powers of two only
 SERVED = (128, 256)  # batch sizes of published programs; `predict` uses them too for up to 256 rows
-UNPADDED_SIZES = 2  # number of sizes that are not padded: the usual one and that of a short last batch
+UNPADDED_SIZES = 2  # number of unpadded sizes: the usual batch and a shorter last batch
 ATTRIBUTE = "rows_are_independent"
 MANY_SIZES = 3  # number of sizes at which to warn if each of them is compiled
 MANY_SHAPES = (8, 32, 128, 512)  # numbers of shapes at which to warn
@@ -43,7 +44,8 @@ def undeclared_reason(network: Any) -> str:
 def warn_of_sizes(verb: str, sizes: Any, reason: str) -> None:
     """Log that each number of rows is compiled separately, and how to avoid it."""
     logger.warning(
-        "%s: every number of rows is compiled separately, %s so far, because %s. Or make all batches the same size: "
+        "%s: every number of rows is compiled separately, %s so far, because %s. Alternatively, make all batches the "
+        "same size: "
         "pass batch_size=..., which also combines small batches of a stream",
         verb,
         ", ".join(map(str, sizes)),

@@ -35,8 +35,8 @@ class BatchTransform:
     Args:
         features: the trainer's features.
         stream: the stream; without a dead letter, it gets one that only counts.
-        batches_per_step: batches of a step, one for each process. What features have learned changes between two steps,
-            so that it does not depend on the number of processes.
+        batches_per_step: batches of a step, one for each process. The learned state changes only between steps, so that
+            it is the same for any number of processes.
 
     Attributes:
         drift: measures the drift of the trained rows; or None.
@@ -58,7 +58,7 @@ class BatchTransform:
         ]
         if absent := [name for name in optional if decoded and name not in decoded]:
             logger.warning(
-                "features: the schema of %s lacks %s, missing in all rows therefore: add them, or leave the schema out",
+                "features: the schema of %s lacks %s, so every row misses them: add them, or leave the schema out",
                 self.source,
                 ", ".join(map(repr, absent)),
             )
@@ -91,7 +91,7 @@ class BatchTransform:
             raw |= {name: datetimes(raw[name]) for name in self._times if name in raw}
             if event_time is not None and batch.event_time is not None:
                 raw.setdefault(event_time, datetimes(batch.event_time))
-            # A column that earlier rows had is missing in each of these rows.
+            # A column that earlier batches had, but this one lacks, counts as missing in every row.
             raw |= {name: np.full(batch.rows, None, object) for name in self._seen - raw.keys()}
             self._seen |= raw.keys() & features.schema.fields.keys()
             rows = features.read(raw)
@@ -113,7 +113,7 @@ class BatchTransform:
         return Batch(columns, times, batch.spans)
 
     def learn(self, batch: Batch, state: Any) -> None:
-        """Learn from a batch of `__call__`, or several concatenated; call it in order."""
+        """Learn from one or more joined results of `__call__`, in the stream's order."""
         features, drift = self._ahead, None
         raw = {name: batch.columns[RAW + name] for name in self._included_columns}
         self._read_batches += 1
@@ -134,15 +134,15 @@ class BatchTransform:
     def trained_to(self, state: Any, *, updated: bool = True) -> None:
         """Set the trainer's features to the learned state at position `state`.
 
-        A position that was reached before, such as that of a placeholder batch, changes nothing. `updated` says whether
-        an update is complete there.
+        This does nothing if the position was reached before, as for a placeholder batch. `updated` says whether an
+        update is complete at the position.
         """
         self._advance(state)
         if updated:
             self._updated = self.features.learned, self.features.recent
 
     def go_back(self) -> None:
-        """Go back to the last complete update, behind which rows will be read again."""
+        """Go back to the last complete update; the rows after it will be read again."""
         self.features.learned, self.features.recent = self._updated
 
     def _advance(self, state: Any) -> None:
@@ -164,7 +164,8 @@ class WindowDrift(Stateful):
     """Population stability index of features per window, over all rows trained on.
 
     The reference is the profile of the rows that the features learned from. If there is none, the first window is the
-    reference, and its own index is NaN. The index of a feature with several raw columns is the largest of theirs.
+    reference, and its own index is NaN. If a feature has several raw columns, its index is the largest of their
+    indices.
     """
 
     def __init__(self, features: Features, names: Iterable[str]) -> None:
@@ -228,7 +229,7 @@ class WindowDrift(Stateful):
         }
 
     def join(self, windows: Iterable[Mapping[str, Any]]) -> None:
-        """Replace the open window by the sum of several windows of `state_dict`."""
+        """Replace the open window by the sum of windows that `state_dict` returned."""
         self.clear()
         for window in windows:
             counts, profiles, _ = self._read(window)

@@ -63,7 +63,8 @@ class ClassWeights(nn.Cell):
         self.has_classes = classes is not None
         self.classes = Tensor(np.ones(1, np.float32) if classes is None else classes.asnumpy().astype(np.float32))
         self.heaviest = int(self.classes.asnumpy().argmax())
-        self.different, self.cast, self.sum = ops.NotEqual(), ops.Cast(), ops.ReduceSum()  # see `program`
+        # Primitives compile faster than functions, see the module `program`.
+        self.different, self.cast, self.sum = ops.NotEqual(), ops.Cast(), ops.ReduceSum()
 
     def construct(self, labels, weights=None):
         """Return the denominator, float32 []; graph code."""
@@ -84,9 +85,9 @@ class ClassWeights(nn.Cell):
         return ops.sum(counted)
 
     def where_counted(self, label, denominator):
-        """Return the label, or a class with a weight if the denominator is 0; graph code.
+        """Return the label, or the heaviest class if the denominator is 0; graph code.
 
-        A loss divided by 0 would have gradients that are NaN, which a product with 0 does not remove.
+        A loss divided by 0 has gradients that are NaN, and NaN times 0 is still NaN.
         """
         if not self.has_classes or ops.is_floating_point(label):
             return label
@@ -112,7 +113,7 @@ class Declared(nn.Cell):
 
 
 def denominator_of(loss_fn: Any) -> nn.Cell | None:
-    """Return the denominator of a loss, or of a cell that returns it, or None.
+    """Return the denominator of a loss, or of a cell that returns the loss, or None.
 
     None means that the denominator is unknown.
 
@@ -131,7 +132,7 @@ def denominator_of(loss_fn: Any) -> nn.Cell | None:
         if declared in (ROWS, 1):
             return RowCount() if declared == ROWS else One()
         raise ConfigurationError(
-            f"{name_of(loss_fn)}.denominator = {declared!r}: expected 'rows' of a mean over rows, 1 of a sum, or a "
+            f"{name_of(loss_fn)}.denominator = {declared!r}: expected 'rows' for a mean over rows, 1 for a sum, or a "
             "method that returns the denominator of a batch from its label columns"
         )
     kind, reduction = type(loss_fn), reduction_of(loss_fn)

@@ -1,7 +1,7 @@
 """Times of the individual operators of a graph on CPU, from MindSpore's profiler.
 
 This module relies on the following behaviour of MindSpore:
-- When it stops, `mindspore.profiler.profile` writes a file ``*_ascend_ms/FRAMEWORK/cpu_op_execute_timestamp_0.txt``
+- `mindspore.profiler.profile` writes a file ``*_ascend_ms/FRAMEWORK/cpu_op_execute_timestamp_0.txt`` when it stops,
   with one line per operator of the graph: ``full name;device;start,duration,thread ...``. The start is in nanoseconds
   since the epoch, the duration in milliseconds.
 - `ProfilerInterface.is_initialized` says whether a profile is running; a process runs one at a time.

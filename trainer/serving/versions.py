@@ -175,7 +175,7 @@ class Versions:
         with self._edit_pins() as pins:
             if version not in pins.kept:
                 listed = ", ".join(map(str, pins.kept)) or "none"
-                raise ConfigurationError(f"version {version} is not kept; kept are {listed}")
+                raise ConfigurationError(f"version {version} is not kept; kept versions: {listed}")
             pins.kept = tuple(number for number in pins.kept if number != version)
 
     # -- changing the pins ----------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ class Versions:
                     continue
         raise CheckpointNotFoundError(
             f"there is no version before {served} in {self.root} that servers can go back to; "
-            "Publish(keep=...) says how many are kept"
+            "Publish(keep=...) sets how many are kept"
         )
 
     def _check_version(self, version: int, *, whole: bool = True) -> FolderRef:

@@ -188,7 +188,7 @@ def test_what_stays_as_it_was_is_named(tmp_path, caplog):
     Trainer(net, nn.MSELoss(), optimizer).fit(IDS, callbacks=[])
     rule, frozen = caplog.messages
     assert rule.startswith(
-        "table 'ids' is trained by the RowAdam of the Trainer that trained it first, not by a RowSGD"
+        "table 'ids' keeps the RowAdam of the Trainer that trained it first; the dense parameters use RowSGD"
     )
     assert frozen.startswith("head.weight: requires_grad is False, but the optimizer was made with it and trains it")
 

@@ -204,7 +204,7 @@ def test_what_cannot_be_served_is_refused_and_changes_nothing(root):
     assert versions.roll_back() < newest - 1, "the damaged version is passed over"
     with pytest.raises(ConfigurationError, match="cannot promote version"):
         versions.promote(newest - 7)
-    with pytest.raises(ConfigurationError, match="is not kept; kept are none"):
+    with pytest.raises(ConfigurationError, match="is not kept; kept versions: none"):
         versions.release(newest)
     with pytest.raises(CheckpointNotFoundError, match="no model has been published"):
         Versions(root.parent / "elsewhere")

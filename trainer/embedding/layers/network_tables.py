@@ -44,7 +44,7 @@ class SparseTables(nn.Cell):
         ConfigurationError: two tables have the same name, or `find_fields` fails.
     """
 
-    by_owner = False  # whether `ShardedTables.sums_at_owners` sums the row gradients
+    by_owner = False  # whether the process that owns a row sums its gradients, see `ShardedTables`
 
     def __init__(
         self,
@@ -80,8 +80,8 @@ class SparseTables(nn.Cell):
                 own = row_optimizer_like(dense_optimizer)
                 if optimizer is not None and optimizer.settings() != own.settings():
                     _logger.warning(
-                        "table %r is trained by the %s of the Trainer that trained it first, not by a %s as the dense "
-                        "parameters; Embedding(optimizer=...) chooses one for all",
+                        "table %r keeps the %s of the Trainer that trained it first; the dense parameters use %s. "
+                        "Embedding(optimizer=...) sets a table's optimizer for every Trainer",
                         *(cell.spec.name, type(optimizer).__name__, type(own).__name__),
                     )
                 optimizer = optimizer or own
@@ -153,7 +153,7 @@ class SparseTables(nn.Cell):
         """Choose the parameters to differentiate; create the buffers of gradient sums."""
         trained = [program for program in self.programs if program.trainable]
         for program, cells in zip(self.programs, self._cells_of, strict=True):
-            # Readers need tables that are read once: a sum over several reads could depend on their order.
+            # A `ReadRows` needs tables that a step reads only once: a sum of several reads could depend on their order.
             once = len(cells) == len(program.tables) and fields.repeated.isdisjoint(program.tables)
             if program.trainable and once and not self._use_columns(program, cells, fields):
                 program.use_reader()
@@ -314,7 +314,7 @@ class SparseTables(nn.Cell):
         return sum(len(table) + 1 for table in self.tables.values())
 
     def count_changed(self, consumer: str) -> int:
-        """Return how many rows were trained since the consumer's last state; at first all."""
+        """Return how many rows changed since the consumer's last state, or all if none."""
         return sum(table.count_changed(consumer) for table in self.tables.values())
 
     def take(
@@ -386,7 +386,7 @@ class SparseTables(nn.Cell):
         return work
 
     def gradients(self, work, gradients):
-        """Replace the last gradients, those of `params`, by row gradients [n, dim].
+        """Replace the gradients of `params`, which come last, by row gradients [n, dim].
 
         Without `has_readers` they already are the row gradients.
         """
@@ -398,7 +398,7 @@ class SparseTables(nn.Cell):
         return gradients + rows
 
     def update(self, work, gradients, lr):
-        """Update the step's rows with the last gradients; `lr` is a float32 scalar."""
+        """Update the step's rows; their gradients come last. `lr` is a float32 scalar."""
         for program in self.programs:
             if program.trainable:
                 program.update(*work[program.work_index], gradients[program.gradient_index], lr)

@@ -91,7 +91,7 @@ class StackProgram(nn.Cell):
         """Hook: let the cells read through a `host_rows.ReadRows`."""
 
     def use_columns(self, reads: Mapping[int, ColumnElement]) -> bool:
-        """Read through a `ColumnReads` for cells, keyed by id(); return whether it can."""
+        """Use a `ColumnReads` for the cells in `reads`, by id(); return False if unable."""
         return False
 
     def vectors_of(self, cell: Embedding) -> Parameter | None:

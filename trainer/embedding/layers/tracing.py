@@ -65,7 +65,7 @@ def find_fields(network: nn.Cell, columns: Sequence[np.ndarray], names: Sequence
     repeated, unchanged = _trace(network, cells, columns, names, readers, index_of) if traced else (set(), {})
     for column, name, elements in zip(columns, names, readers, strict=False):
         if np.asarray(column).dtype.kind in "USO" and not any(elements):
-            text = "column %r: no table reads it, so the network receives integers for its values, the hashes of texts"
+            text = "column %r: no table reads it, so the network receives the hashes of its texts, which are integers"
             _logger.warning(text, name)
     fields = _group_tables(heads, readers, names)
     fields.unchanged = unchanged
@@ -136,7 +136,7 @@ def _trace(
 def _unchanged_elements(
     received: Sequence[Read], marked: Sequence[np.ndarray], starts: Mapping[int, int]
 ) -> dict[int, ColumnElement]:
-    """Return the column element of each cell whose input is one element of each row."""
+    """Return the one column element that a cell reads from every row, by id() of cell."""
     elements = {}
     for cell, values, is_input in received:
         if not is_input or values.shape != (_ROWS,):

@@ -167,7 +167,7 @@ def column_problems(config: ExperimentConfig) -> list[Problem]:
         features = make_features(config.features)
     except ConfigErrors:  # already reported
         return []
-    except ConfigurationError as error:  # a variable of the environment is not set
+    except ConfigurationError as error:  # an environment variable is not set
         return [config.problem("features", str(error))]
     for spec in _raw_files(config):
         path = spec.init_args.get("path")
@@ -239,7 +239,7 @@ def init_from_problems(config: ExperimentConfig) -> list[Problem]:
 def declared_roles(config: ExperimentConfig) -> tuple[str, list[Problem]]:
     """Return a description of the declared label and weight, and their problems.
 
-    Both are empty if the network or the loss is user code, which only a run can check.
+    Returns ("", []) if the network or the loss is user code: only a run can check that.
     """
     from ...graph.roles import loss_columns
     from ...metrics.registry import check_weighted, task_metrics

@@ -52,7 +52,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> ExperimentCo
 
 
 def _without_lost_statistics(tree: Tree, path: Path) -> Tree:
-    """Leave out the folder `features.fitted` of a run that was moved without it.
+    """Remove `features.fitted` if its folder was not moved along with the run.
 
     The snapshots of the run hold the statistics.
     """

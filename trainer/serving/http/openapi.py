@@ -107,12 +107,12 @@ def _recommend(user: Mapping[str, Any], takes_history: bool) -> dict[str, Any]:
 
 _ID = {"type": ["integer", "string"]}
 _REFUSALS = {
-    "400": "The body is not one of the forms",
+    "400": "The body has none of the accepted formats",
     "401": "No token, or a wrong one",
     "413": "Too many rows or bytes",
-    "415": "Another media type",
+    "415": "Unsupported media type",
     "429": "Too many rows wait; see Retry-After",
-    "503": "Nothing has been published, or the server stops",
+    "503": "Nothing has been published yet, or the server is shutting down",
     "504": "No answer in time",
 }
 

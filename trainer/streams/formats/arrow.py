@@ -16,7 +16,8 @@ from .column import Column
 from .ragged_column import Ragged
 from .schema import Decoded, Schema
 
-_MAX_PADDED, _ASCII_END = 32, 128  # maximum length of texts converted from their buffers; first code after ASCII
+_MAX_PADDED = 32  # maximum length of texts that are converted from their buffers
+_ASCII_END = 128  # first code after ASCII
 
 
 def require() -> Any:
@@ -36,8 +37,8 @@ def require() -> Any:
 def _undo_thread_limit() -> None:
     """Let pyarrow use all cores, unless the user's environment limits its threads.
 
-    `import mindspore` sets OMP_NUM_THREADS=1 where `os.environ` does not show it. Pyarrow reads its number of threads
-    from there when it is imported, so it would have one if it is imported after MindSpore.
+    `import mindspore` sets OMP_NUM_THREADS=1 in the process, but not in `os.environ`. Pyarrow reads this variable when
+    it is imported, so it has one thread if it is imported after MindSpore.
     """
     import pyarrow
 
@@ -46,7 +47,7 @@ def _undo_thread_limit() -> None:
 
 
 def errors() -> tuple[type[BaseException], ...]:
-    """Return the exceptions that damaged Arrow data raise."""
+    """Return the exceptions raised by reading damaged Arrow data."""
     return (require().ArrowException, OSError, ValueError)
 
 
@@ -97,7 +98,7 @@ def open_parquet(path: Path | RemoteFile) -> Any:
     file = pyarrow.parquet.ParquetFile(source, page_checksum_verification=True, pre_buffer=remote)
     if sum(group_rows(file)) != file.metadata.num_rows:
         listed = f"{sum(group_rows(file)):,} rows in {file.metadata.num_row_groups} row groups"
-        raise ValueError(f"the footer lists {listed}; it says {file.metadata.num_rows:,} rows")
+        raise ValueError(f"the footer lists {listed}; their total should be {file.metadata.num_rows:,} rows")
     return file
 
 
