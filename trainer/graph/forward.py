@@ -155,8 +155,8 @@ def _scalar_shape(shape):
 
 
 def to_float32(value):
-    """Cast half-precision outputs, also in tuples and dicts, to float32; graph code."""
-    if isinstance(value, tuple):
+    """Cast half-precision outputs, nested or not, to float32; graph code."""
+    if isinstance(value, (tuple, list)):
         return tuple([to_float32(item) for item in value])
     if isinstance(value, dict):
         return {key: to_float32(item) for key, item in value.items()}
@@ -302,7 +302,7 @@ class PredictStep(nn.Cell):
 
 
 class ExportStep(nn.Cell):
-    """The network as it is exported: a dict of outputs becomes a tuple."""
+    """The network as it is exported: a dict or list of outputs becomes a tuple."""
 
     def __init__(self, network: nn.Cell, *, cast: bool) -> None:
         super().__init__(auto_prefix=False)
@@ -321,6 +321,8 @@ class ExportStep(nn.Cell):
         if isinstance(outputs, dict):
             names = tuple([name for name, _ in outputs.items()])
             return tuple([outputs[name] for name in _noted(self.number, names)])
+        if isinstance(outputs, list):
+            return tuple(outputs)
         return outputs
 
 

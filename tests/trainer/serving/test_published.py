@@ -400,3 +400,29 @@ def test_files_that_change_while_a_model_is_opened_are_not_served(published, ans
     monkeypatch.setattr(version_update, "ServedGraph", load_and_spoil)
     with pytest.raises(CheckpointDamagedError, match=r"network\.mindir does not match its checksum"):
         ServedModel(published(4), follow=False)
+
+
+class ListOutputs(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Dense(2, 1)
+
+    def construct(self, x):
+        return [self.body(x)[:, 0], x * 2]
+
+
+class FirstOutputLoss(nn.Cell):
+    def construct(self, outputs, y):
+        return ((outputs[0] - y) ** 2).mean()
+
+
+@pytest.mark.parametrize("amp_level", ["O0", "O2"])
+def test_a_list_of_outputs_is_published_as_a_tuple(tmp_path, amp_level):
+    x = np.random.default_rng(0).random((6, 2), np.float32)
+    network = ListOutputs()
+    trainer = Trainer(network, FirstOutputLoss(), nn.SGD(network.trainable_params(), 0.1), amp_level=amp_level)
+    trainer.fit((x, x[:, 0]), batch_size=6, epochs=1, callbacks=[Publish(tmp_path, batch=6)])
+    with ServedModel(tmp_path, follow=False) as model:
+        served = model.predict(x)
+    for part, expected in zip(served, trainer.predict(x, batch_size=6), strict=True):
+        np.testing.assert_allclose(part, expected, rtol=1e-3, atol=1e-3)
