@@ -19,7 +19,7 @@ from ..embedding.planning.layout import FieldMap, read_layout
 from ..embedding.tables.hashing import ids_of_rows, to_ids
 from ..embedding.tables.spec import TableSpec
 from ..embedding.tables.table import SparseTable
-from ..errors import DataError
+from ..errors import DataError, GraphError
 from ..features.feature_files import read_features
 from ..metrics.calibration_map import CalibrationMap
 from ..metrics.predictions import activate, activate_outputs
@@ -129,9 +129,21 @@ class _Program:
                 pair[0].push()
         with contextlib.nullcontext() if self._compiled else compile_lock:
             outputs = self._cell(*(Tensor(column) for column in columns))
-        self._compiled = True
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        if not self._compiled:
+            _check_rows(outputs, self.batch)
+        self._compiled = True
         return tuple(output.asnumpy() for output in outputs)
+
+
+def _check_rows(outputs: Sequence[Any], rows: int) -> None:
+    for index, output in enumerate(outputs):
+        if not isinstance(output, Tensor) or output.shape[:1] != (rows,):
+            found = f"a tensor of shape {list(output.shape)}" if isinstance(output, Tensor) else f"{output!r:.60}"
+            raise GraphError(
+                f"output {index} of the published network has no row for each of the {rows} rows of a batch: it is "
+                f"{found}; a served network returns tensors with a row for each row, or a tuple, list or dict of them"
+            )
 
 
 def _pad(column: np.ndarray, rows: int) -> np.ndarray:

@@ -27,6 +27,7 @@ from trainer.errors import (
     CheckpointNotFoundError,
     ConfigurationError,
     FolderInUseError,
+    GraphError,
 )
 from trainer.serving import version_update
 from trainer.serving.publisher import Publish
@@ -426,3 +427,23 @@ def test_a_list_of_outputs_is_published_as_a_tuple(tmp_path, amp_level):
         served = model.predict(x)
     for part, expected in zip(served, trainer.predict(x, batch_size=6), strict=True):
         np.testing.assert_allclose(part, expected, rtol=1e-3, atol=1e-3)
+
+
+class WithoutRows(nn.Cell):
+    def __init__(self, extra):
+        super().__init__()
+        self.dense, self.extra = nn.Dense(2, 1), extra
+
+    def construct(self, x):
+        y = self.dense(x)[:, 0]
+        return (y, y.mean()) if self.extra == "scalar" else (y, self.dense.weight)
+
+
+@pytest.mark.parametrize(("extra", "found"), [("scalar", r"shape \[\]"), ("weight", r"shape \[1, 2\]")])
+def test_an_output_without_rows_is_refused_by_number(extra, found, tmp_path):
+    x = np.random.default_rng(0).random((6, 2), np.float32)
+    network = WithoutRows(extra)
+    trainer = Trainer(network, FirstOutputLoss(), nn.SGD(network.trainable_params(), 0.1))
+    trainer.fit((x, x[:, 0]), batch_size=6, epochs=1, callbacks=[Publish(tmp_path, batch=6)])
+    with ServedModel(tmp_path, follow=False) as model, pytest.raises(GraphError, match=f"output 1 .*{found}"):
+        model.predict(x)
