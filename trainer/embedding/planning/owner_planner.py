@@ -105,11 +105,11 @@ class OwnerPlanner(ShardedPlanner):
         Without `requests`, every rank gets empty arrays.
         """
         text = np.frombuffer(problem.encode(), np.uint8)
-        time_bits = np.float64(now).view(np.int64)
+        time_bits = np.float64(now).view(np.int64)  # the message consists of int64
         clock = np.array([self._uses_system_clock, time_bits, self._placeholder, self._announced], np.int64)
         count = sum(3 if self._stepwise(table) else 1 for *_, table in self._reads())
         requests = requests or [[np.zeros(0, np.int64)] * count] * self.group.size
-        received = exchange_parts(self._connections, [[clock, text, *arrays] for arrays in requests])
+        received = exchange_parts(self._connections, [[clock, text, *arrays] for arrays in requests], np.int64)
         if self._announced == _NONE:
             return []
         announced = [clock[3] for clock, *_ in received]
@@ -143,7 +143,7 @@ class OwnerPlanner(ShardedPlanner):
             rows_of = self.tables[index].answer(table_requests, len(part), self._now, train=self.trainable[index])
             for rank, rows in enumerate(rows_of):
                 answers[rank].append(rows)
-        received = exchange_parts(self._connections, answers)
+        received = exchange_parts(self._connections, answers, np.int32)
         for position, (index, _) in enumerate(read):
             self.tables[index].receive([parts[position] for parts in received])
 
@@ -174,7 +174,7 @@ class OwnerPlanner(ShardedPlanner):
             sent[stack], listed = self._list_rows(parts_of[stack], steps, plan.sizes[stack])
             for rank, arrays in enumerate(listed):
                 lists[rank] += arrays
-        received = exchange_parts(self._connections, lists)
+        received = exchange_parts(self._connections, lists, np.int32)
         exchanges: dict[int, StackExchange] = {}
         for number, (_, stack) in enumerate(order):
             requested = [parts[_NUM_LISTS * number : _NUM_LISTS * (number + 1)] for parts in received]
@@ -250,10 +250,11 @@ class OwnerPlanner(ShardedPlanner):
     ) -> StackExchange:
         """Number the rows that this process owns and that any process has listed."""
         members = len(parts)
-        counts, rows_of, seen_of, last_of = zip(*requested, strict=True)  # counts: [windows, 2 * tables] each
+        counts_of, rows_of, seen_of, last_of = zip(*requested, strict=True)
+        counts = [count.reshape(windows, 2 * members) for count in counts_of]
         ends = np.cumsum([count.sum(axis=1) for count in counts], axis=0).T  # [windows, ranks]
         members_of = np.tile(np.arange(members), 2 * windows)
-        member = _by_window([np.repeat(members_of, count.reshape(-1)) for count in counts], counts)
+        member = _by_window([np.repeat(members_of, count) for count in counts_of], counts)
         rows = _by_window(rows_of, counts)
         seen = _by_window(seen_of, counts) if self._any_counts_sightings(parts) else None
         last = None if seen is None or self.accumulate == 1 else _by_window(last_of, counts)

@@ -13,7 +13,6 @@ import numpy as np
 
 from ...distributed.all_to_all import Channel
 from ...distributed.group import Group
-from ...distributed.packing import pack, unpack
 from ...errors import DataError
 from .planner import Planner
 from .sharded_table import RowQuery
@@ -79,7 +78,7 @@ class ShardedPlanner(Planner):
         ]
         text = np.frombuffer(problem.encode(), np.uint8)
         requests = [[text, *(query.keys[query.owners == rank] for query in queries)] for rank in range(self.group.size)]
-        requested = exchange_parts(self.group, requests)
+        requested = exchange_parts(self.group, requests, np.int64)
         raise_problems([text for text, *_ in requested])
         answers = []
         for _, *parts in requested:
@@ -89,9 +88,9 @@ class ShardedPlanner(Planner):
                 table.table.read_trained(keys, np.zeros(len(keys), np.bool_), weights)
                 answer.append(weights)
             answers.append(answer)
-        received = exchange_parts(self.group, answers)
+        received = exchange_parts(self.group, answers, np.float32)
         for index, (table, query) in enumerate(zip(tables, queries, strict=True)):
-            table.store.values = query.in_order([parts[index] for parts in received])
+            table.store.values = query.in_order([parts[index].reshape(-1, table.spec.dim) for parts in received])
             query.answers = np.arange(len(query.keys), dtype=np.int32)
             table.reading = query
 
@@ -106,10 +105,26 @@ def raise_problems(texts: Sequence[np.ndarray]) -> None:
     """
     for rank, text in enumerate(texts):
         if len(text):
-            raise DataError.of_rank(rank, text.tobytes().decode())
+            raise DataError.of_rank(rank, text.astype(np.uint8).tobytes().decode())
 
 
-def exchange_parts(connections: Group | Channel, parts: Sequence[Sequence[np.ndarray]]) -> list[list[np.ndarray]]:
-    """Send each rank its arrays; return the arrays that each rank sent here."""
-    received = connections.all_to_all([pack(None, arrays) for arrays in parts])
-    return [unpack(message)[1] for message in received]
+def exchange_parts(
+    connections: Group | Channel, parts: Sequence[Sequence[np.ndarray]], dtype: Any
+) -> list[list[np.ndarray]]:
+    """Send each rank its arrays; return the flattened arrays that each rank sent here."""
+    received = connections.all_to_all([pack_arrays(arrays, dtype) for arrays in parts])
+    return [unpack_arrays(message, len(parts[0]), dtype) for message in received]
+
+
+def pack_arrays(arrays: Sequence[np.ndarray], dtype: Any) -> np.ndarray:
+    """Return bytes, uint8 [n]: the lengths of the arrays as int64, then the arrays."""
+    head = np.array([array.size for array in arrays], np.int64)
+    parts = [head, *(np.ascontiguousarray(array, dtype) for array in arrays)]
+    return np.concatenate([part.reshape(-1).view(np.uint8) for part in parts])
+
+
+def unpack_arrays(message: Any, count: int, dtype: Any) -> list[np.ndarray]:
+    """Return the `count` arrays in a result of `pack_arrays`, flattened."""
+    head = np.frombuffer(message, np.int64, count)
+    flat = np.frombuffer(message, dtype, int(head.sum()), head.nbytes)
+    return np.split(flat, np.cumsum(head)[:-1]) if count else []
