@@ -10,7 +10,7 @@ from mindspore import nn
 
 from callbacks import EMA, SWA, EarlyStopping, LambdaCallback, ModelCheckpoint, SkipNonFinite
 from trainer import Trainer
-from trainer.errors import ConfigurationError
+from trainer.errors import CheckpointError, ConfigurationError
 from trainer.serving import Publish, ServedModel, export_model
 
 RNG = np.random.default_rng(0)
@@ -132,6 +132,19 @@ def test_a_training_after_a_load_goes_on_with_the_averages_of_the_snapshot(avera
     fit(trainer, EMA(0.95), epochs=1)
     for name, value in averages(whole).items():
         np.testing.assert_array_equal(averages(trainer)[name], value, err_msg=name)
+
+
+def test_averages_of_another_rule_do_not_count_as_samples(averaged):
+    """A training after a load begins anew, a resume is refused."""
+    _, _, folder = averaged
+    path, seen = folder / "checkpoints" / "step_00000012", []
+    trainer = make()
+    trainer.load(path)
+    fit(trainer, SWA(start=0), LambdaCallback(on_train_step_end=lambda t: seen.append(weights(t))), epochs=1)
+    for name, value in expected(seen, SWA(start=0)).items():
+        np.testing.assert_allclose(averages(trainer)[name], value, rtol=2e-5, atol=1e-6, err_msg=name)
+    with pytest.raises(CheckpointError, match=r"averages by the rule .* cannot go on by"):
+        fit(make(), SWA(start=0), epochs=3, resume=path)
 
 
 @pytest.mark.long

@@ -54,8 +54,9 @@ def first_rows(parts: Iterator[Rows], wanted: int) -> Rows:
     count = 0
     while count < wanted and (rows := next(parts, None)) is not None:
         good = min(rows.good, wanted - count)
-        taken.append({name: column[:good] for name, column in rows.columns.items()})
-        count += good
+        if good:  # a part without rows may have other dtypes
+            taken.append({name: column[:good] for name, column in rows.columns.items()})
+            count += good
     names = taken[0] if taken else ()
     return Rows({name: np.concatenate([part[name] for part in taken]) for name in names}, count)
 

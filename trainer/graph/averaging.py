@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -93,16 +93,23 @@ class WeightAverage(nn.Cell, Stateful):
             overwrite(source, value)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the averages and the number of updates."""
+        """Return the averages, the number of updates and the rule."""
         arrays = {source.name: average.asnumpy() for source, average in zip(self.sources, self.averages, strict=True)}
-        return {"json": {"updates": int(self.updates.asnumpy())}, "arrays": arrays}
+        return {"json": {"updates": int(self.updates.asnumpy()), "rule": asdict(self.rule)}, "arrays": arrays}
+
+    def continues(self, state: Mapping[str, Any]) -> bool:
+        """Return whether a state has the same rule; the value of `decay` may differ."""
+        saved, own = state["json"].get("rule"), asdict(self.rule)
+        return isinstance(saved, Mapping) and _without_value_of_decay(saved) == _without_value_of_decay(own)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the result of `state_dict`.
 
         Raises:
-            ValueError: the averages do not fit the network's parameters.
+            ValueError: the averages do not fit the network's parameters, or are those of another rule.
         """
+        if "rule" in state["json"] and not self.continues(state):  # states of earlier releases have no rule
+            raise ValueError(f"averages by the rule {state['json']['rule']} cannot go on by {asdict(self.rule)}")
         arrays = state["arrays"]
         values = [arrays.get(source.name) for source in self.sources]
         for source, value in zip(self.sources, values, strict=True):
@@ -112,3 +119,7 @@ class WeightAverage(nn.Cell, Stateful):
         for average, value in zip(self.averages, values, strict=True):
             overwrite(average, value)
         overwrite(self.updates, np.array(updates, np.int32))
+
+
+def _without_value_of_decay(rule: Mapping[str, Any]) -> dict[str, Any]:
+    return {**rule, "decay": rule.get("decay") is not None}

@@ -86,6 +86,32 @@ def warn_of_frozen(network: nn.Cell, optimizer: nn.Cell | None) -> None:
         )
 
 
+class FreezingCheck:
+    """Warns once if callbacks freeze or unfreeze parameters during a training.
+
+    That has no effect on the training. The network is looked at only if `active`.
+    """
+
+    def __init__(self, network: nn.Cell, *, active: bool) -> None:
+        self._network, self._active = network, active
+        self._trained = self._names() if active else set()
+
+    def _names(self) -> set[str]:
+        return {parameter.name for parameter in trainable_parameters(self._network)}
+
+    def warn(self, step: int) -> None:
+        """Warn if other parameters are trainable at `step` than at the beginning."""
+        changed = self._trained ^ self._names() if self._active else set()
+        if changed:
+            self._active = False
+            logger.warning(
+                "step %d: a callback changed requires_grad of %s, which has no effect during a training: the optimizer "
+                "trains what it was made with; make an optimizer and a Trainer for each part of the training",
+                step,
+                ", ".join(sorted(changed)[:3]),
+            )
+
+
 def warn_of_nesterov(optimizer: nn.Cell | None) -> None:
     """Warn of an option of `nn.Momentum` that MindSpore ignores on the CPU."""
     parts = (optimizer,) if not isinstance(optimizer, OptimizerGroups) else optimizer.optimizers

@@ -52,7 +52,7 @@ class Baseline(Callback):
         start: whether to initialise an untrained network with the weights of the regression. The network needs a linear
             part (`trainer.models`: lr, fm, wide_deep, deepfm). With ``fit(valid_on_start=True)`` and the best weights
             kept, the run is then at least as good as the regression on the validation rows.
-        rows: approximate number of rows to learn from, counted from the first row.
+        rows: maximum number of rows to learn from, counted from the first row.
     """
 
     def __init__(self, train: Any, test: Any, start: bool = False, rows: int = 200_000) -> None:

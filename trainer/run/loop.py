@@ -123,7 +123,7 @@ def _after_step(run: Run, chunk: Chunk, outputs: StepOutputs) -> None:
                 warn_of_loss(trainer, window.get("window_loss"))
             call("on_window_end", trainer)
             run.note_waits()
-            run.warn_of_freezing()
+            run.freezing.warn(state.progress.global_step)
             run.feed.clock.restart()
     call("on_train_step_end", trainer)
     if chunk.ends_epoch:

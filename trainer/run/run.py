@@ -23,9 +23,9 @@ from ..distributed.agreement import StopHooks, agree_to_continue, agree_to_stop
 from ..distributed.dense_state import broadcast_parameters, check_training_step
 from ..graph.dropout import repeatable
 from ..graph.graph_call import TrainRunner
-from ..graph.network_checks import warn_of_frozen, warn_of_nesterov
+from ..graph.network_checks import FreezingCheck, warn_of_frozen, warn_of_nesterov
 from ..graph.program import StepOptions
-from ..mindspore_internals.cell_structure import parameters_of, trainable_parameters
+from ..mindspore_internals.cell_structure import parameters_of
 from ..mindspore_internals.operator_times import OperatorProfile
 from ..state import StepOutputs, StopReason
 from . import loop
@@ -67,9 +67,9 @@ class Run:
         self.callbacks = self.trainer.callbacks
         self.group = self.trainer.group
         self.ended = False  # True once the run has finished or failed
-        self._warned_of_waiting = self._warned_of_rank = self._warned_of_memory = self._warned_of_freezing = False
+        self._warned_of_waiting = self._warned_of_rank = self._warned_of_memory = False
         self._own_code = any(map(runs_own_code, self.callbacks))
-        self._trained_names = self._trainable_names() if self._own_code else set()
+        self.freezing = FreezingCheck(self.trainer.network, active=self._own_code)
         self._observer: Observer | None = None
         self._runners: dict[bool, TrainRunner] = {}
 
@@ -212,28 +212,11 @@ class Run:
         """Return whether an epoch begins here; always False for streams."""
         return not self.feed.source.endless and self.trainer.state.progress.step_in_epoch == 0
 
-    def _trainable_names(self) -> set[str]:
-        return {parameter.name for parameter in trainable_parameters(self.trainer.network)}
-
-    def warn_of_freezing(self) -> None:
-        """Warn once that a callback froze parameters or the reverse, which has no effect."""
-        if not self._own_code or self._warned_of_freezing:
-            return
-        changed = self._trained_names ^ self._trainable_names()
-        if changed:
-            self._warned_of_freezing = True
-            logger.warning(
-                "step %d: a callback changed requires_grad of %s, which has no effect during a training: the optimizer "
-                "trains what it was made with; make an optimizer and a Trainer for each part of the training",
-                self.trainer.state.progress.global_step,
-                ", ".join(sorted(changed)[:3]),
-            )
-
     def end_epoch(self) -> None:
         """Count an epoch and compute its mean loss."""
         state, tasks = self.trainer.state, self.trainer.tasks
         self.note_waits()
-        self.warn_of_freezing()
+        self.freezing.warn(state.progress.global_step)
         state.train_loss, state.task_losses = mean_losses(self.cursor.meter, tasks)
         if tasks is not None:
             logger.info("epoch %d: %s", state.progress.epoch, tasks.describe(state.task_losses))
@@ -340,7 +323,7 @@ def train(
         loaded, trainer.loaded_averages = trainer.loaded_averages, None
         if trainer.builder.average is not None:
             trainer.parts["averages"] = trainer.builder.average
-            if loaded is not None:
+            if loaded is not None and trainer.builder.average.continues(loaded):
                 trainer.builder.average.load_state_dict(loaded)
         folders = snapshot_folders(trainer.run_dir, trainer.callbacks)
         snapshot = None if resume is None else trainer.saver.resume(resume, cursor, folders)

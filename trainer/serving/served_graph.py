@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ from ..streams.formats.ragged_column import text_only
 from .graph_export import GRAPH_JSON, NETWORK, program_file
 from .published import Current
 from .published_items import PublishedItems
+
+logger = logging.getLogger(__name__)
 
 
 class ServedGraph:
@@ -137,13 +140,19 @@ class _Program:
 
 
 def _check_rows(outputs: Sequence[Any], rows: int) -> None:
+    """Refuse outputs that cannot be joined; warn of others without a row for each row."""
     for index, output in enumerate(outputs):
-        if not isinstance(output, Tensor) or output.shape[:1] != (rows,):
-            found = f"a tensor of shape {list(output.shape)}" if isinstance(output, Tensor) else f"{output!r:.60}"
-            raise GraphError(
-                f"output {index} of the published network has no row for each of the {rows} rows of a batch: it is "
-                f"{found}; a served network returns tensors with a row for each row, or a tuple, list or dict of them"
-            )
+        is_tensor = isinstance(output, Tensor)
+        if is_tensor and output.shape[:1] == (rows,):
+            continue
+        found = f"a tensor of shape {list(output.shape)}" if is_tensor else f"{output!r:.60}"
+        text = (
+            f"output {index} of the published network has no row for each of the {rows} rows of a batch: it is "
+            f"{found}; a served network returns tensors with a row for each row, or a tuple, list or dict of them"
+        )
+        if not is_tensor or not output.shape:
+            raise GraphError(text)
+        logger.warning("%s; answers hold parts of it", text)
 
 
 def _pad(column: np.ndarray, rows: int) -> np.ndarray:

@@ -204,7 +204,6 @@ def test_missing_values_of_interactions_are_named_and_integers_stay_exact(make):
             "the order in which a user chose",
         ),
         (lambda: interactions(table(), "test", "random", shares=(0.5, 0.1, 0.1)), ConfigurationError, "add up to 1"),
-        (lambda: interactions(table(), "test", time="time", shares=(0.6, 0.2, 0.2)), ConfigurationError, "two newest"),
         (lambda: interactions(table(), "test", "random", user="usr"), DataError, "did you mean 'user'"),
         (lambda: interactions(table(), "test", "random", min_per_user=999), DataError, "no rows left with 999"),
         (lambda: interactions("none.csv", "test", "random"), DataError, "no such file"),
@@ -276,3 +275,10 @@ def test_negatives_that_nothing_would_draw_again_are_refused():
     net = nn.Dense(1, 1)
     with pytest.raises(ConfigurationError, match=r"negatives=\.\.\.\) needs Trainer\(features"):
         Trainer(net, nn.MSELoss(), nn.SGD(net.trainable_params())).fit(drawn, batch_size=4)
+
+
+def test_shares_without_an_effect_are_warned_of(caplog):
+    interactions(table(), "test", time="time")
+    assert "shares" not in caplog.text
+    interactions(table(), "test", time="time", shares=(0.6, 0.2, 0.2))
+    assert "ignores shares=(0.6, 0.2, 0.2)" in caplog.text

@@ -439,40 +439,42 @@ def test_the_label_of_a_join_is_the_column_that_it_names(table):
     assert (len(labels), sum(labels)) == (96, 32)
 
 
+class UnevenBatches:
+    """Batches of 16 rows, one of 8 among `every`: two of an update do not share a call. It continues at a state."""
+
+    def __init__(self, table, every):
+        self.table, self.every, self.number = table, every, 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        first = 16 * self.number
+        if first >= 320:
+            raise StopIteration
+        self.number += 1
+        end = first + (16 if self.number % self.every else 8)
+        return {name: self.table[name][first:end] for name in ("features", "label")}
+
+    def state_dict(self):
+        return {"number": self.number}
+
+    def load_state_dict(self, state):
+        self.number = state["number"]
+
+
 def test_a_snapshot_within_an_update_leaves_the_rows_of_the_update_to_a_further_call(table, tmp_path):
-    class Source:
-        """Batches of 16 rows, every third of 8, which no two batches of an update share a call with."""
-
-        def __init__(self):
-            self.number = 0
-
-        def __iter__(self):
-            return self
-
-        def __next__(self):
-            first = 16 * self.number
-            if first >= 320:
-                raise StopIteration
-            self.number += 1
-            return {name: table[name][first : first + (16 if self.number % 3 else 8)] for name in ("features", "label")}
-
-        def state_dict(self):
-            return {"number": self.number}
-
-        def load_state_dict(self, state):
-            self.number = state["number"]
-
     def save_within_an_update(trainer):
         if trainer.position["batch"] == 3:
             trainer.save(tmp_path)
             trainer.stop("enough")
 
-    trainer, stream = make(gradient_accumulation_steps=2), IterableStream(Source())
+    trainer, stream = make(gradient_accumulation_steps=2), IterableStream(UnevenBatches(table, 3))
     trainer.online_train(stream, [LambdaCallback(on_train_step_end=save_within_an_update)])
     assert "fill" in json.loads((tmp_path / "step_00000001" / "state.json").read_text())["loop"]["position"]
     trainer.online_train(stream, [])
     whole = make(gradient_accumulation_steps=2)
-    whole.online_train(IterableStream(Source()), [])
+    whole.online_train(IterableStream(UnevenBatches(table, 3)), [])
     assert trainer.state.progress.samples_seen == whole.state.progress.samples_seen
     np.testing.assert_array_equal(weights(trainer), weights(whole))
 
@@ -569,35 +571,13 @@ def test_tables_wait_for_no_newer_row_than_those_behind_the_snapshot_nor_beyond_
 
 @pytest.mark.parametrize("hook", ["on_train_step_begin", "on_train_step_end", "on_checkpoint"])
 def test_a_snapshot_of_on_exception_goes_on_where_the_training_failed(hook, table, tmp_path):
-    class Source:
-        """Batches of 16 and 8 rows in turn, so that each is a call of its own."""
-
-        def __init__(self):
-            self.number = 0
-
-        def __iter__(self):
-            return self
-
-        def __next__(self):
-            first = 16 * self.number
-            if first >= 320:
-                raise StopIteration
-            self.number += 1
-            return {name: table[name][first : first + (16 if self.number % 2 else 8)] for name in ("features", "label")}
-
-        def state_dict(self):
-            return {"number": self.number}
-
-        def load_state_dict(self, state):
-            self.number = state["number"]
-
     def fail(trainer):
         if trainer.position["batch"] == 5:
             raise OSError("the disk is away")
 
     def train(*callbacks, **options):
         trainer = make(gradient_accumulation_steps=3)
-        trainer.online_train(IterableStream(Source()), callbacks, window=1000, **options)
+        trainer.online_train(IterableStream(UnevenBatches(table, 2)), callbacks, window=1000, **options)
         return trainer
 
     whole = train()

@@ -439,11 +439,16 @@ class WithoutRows(nn.Cell):
         return (y, y.mean()) if self.extra == "scalar" else (y, self.dense.weight)
 
 
-@pytest.mark.parametrize(("extra", "found"), [("scalar", r"shape \[\]"), ("weight", r"shape \[1, 2\]")])
-def test_an_output_without_rows_is_refused_by_number(extra, found, tmp_path):
+@pytest.mark.parametrize("extra", ["scalar", "weight"])
+def test_an_output_without_rows_is_refused_or_warned_of(extra, tmp_path, caplog):
     x = np.random.default_rng(0).random((6, 2), np.float32)
     network = WithoutRows(extra)
     trainer = Trainer(network, FirstOutputLoss(), nn.SGD(network.trainable_params(), 0.1))
     trainer.fit((x, x[:, 0]), batch_size=6, epochs=1, callbacks=[Publish(tmp_path, batch=6)])
-    with ServedModel(tmp_path, follow=False) as model, pytest.raises(GraphError, match=f"output 1 .*{found}"):
-        model.predict(x)
+    with ServedModel(tmp_path, follow=False) as model:
+        if extra == "scalar":
+            with pytest.raises(GraphError, match=r"output 1 .* shape \[\]"):
+                model.predict(x)
+        else:  # as versions of earlier releases may have
+            np.testing.assert_allclose(model.predict(x)[0], trainer.predict(x, batch_size=6)[0], rtol=1e-6)
+            assert "output 1 of the published network has no row for each of the 6 rows" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +18,8 @@ from ...streams.formats.column import Column
 from ...streams.formats.csv_format import CsvFormat
 from ...streams.formats.schema import Schema
 from ...streams.sources.whole_table import names_of_file, read_table
+
+logger = logging.getLogger(__name__)
 
 WAYS, PARTS = ("leave_one_out", "time", "random"), ("train", "valid", "test")
 
@@ -127,9 +130,10 @@ def interactions(
     if len(shares) != 3 or abs(sum(shares) - 1) > 1e-6:
         raise ConfigurationError(f"interactions(shares=...) takes three shares that add up to 1; received {shares}")
     if by == "leave_one_out" and shares != (0.8, 0.1, 0.1):
-        raise ConfigurationError(
-            "interactions(by='leave_one_out') holds out the two newest rows of a user, whatever the shares; received "
-            f"shares={shares}: leave them out, or split by 'time' or 'random'"
+        logger.warning(
+            "interactions(by='leave_one_out') holds out the two newest rows of a user and ignores shares=%s; split by "
+            "'time' or 'random' to use them",
+            shares,
         )
     if time is None and (by != "random" or history is not None):
         raise ConfigurationError(f"interactions(by={by!r}) orders by time; name its column: time=...")

@@ -69,7 +69,7 @@ def _write(path: Path, text: str) -> None:
     try:
         durable.replace_file(path, text.encode())
     except OSError as error:
-        raise ConfigurationError(f"--output: {path} cannot be written: {error.strerror or error}") from error
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def _is_confirmed(path: Path) -> bool:
