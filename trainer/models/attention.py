@@ -99,7 +99,7 @@ class _WeightedValues(nn.Cell):
         return x if self.scale == 1.0 else x * self.scale
 
     def construct(self, query, key, value, kept):
-        selection = self._selection(query)
+        selection = self._selection(query) if self.is_spread and self.heads > 1 else query  # else not used
         # Scale the query, because there are L / head_dim times as many scores.
         query, key, value = (
             self._split_queries(self._scaled(query), selection),
