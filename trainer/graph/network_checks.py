@@ -89,21 +89,21 @@ def warn_of_frozen(network: nn.Cell, optimizer: nn.Cell | None) -> None:
 class FreezingCheck:
     """Warns once if callbacks freeze or unfreeze parameters during a training.
 
-    That has no effect on the training. The network is looked at only if `active`.
+    That has no effect on the training. None instead of a network: nothing is checked.
     """
 
-    def __init__(self, network: nn.Cell, *, active: bool) -> None:
-        self._network, self._active = network, active
-        self._trained = self._names() if active else set()
+    def __init__(self, network: nn.Cell | None) -> None:
+        self._network = network
+        self._trained = self._names()
 
     def _names(self) -> set[str]:
-        return {parameter.name for parameter in trainable_parameters(self._network)}
+        return set() if self._network is None else {p.name for p in trainable_parameters(self._network)}
 
     def warn(self, step: int) -> None:
         """Warn if other parameters are trainable at `step` than at the beginning."""
-        changed = self._trained ^ self._names() if self._active else set()
+        changed = self._trained ^ self._names()
         if changed:
-            self._active = False
+            self._network, self._trained = None, set()
             logger.warning(
                 "step %d: a callback changed requires_grad of %s, which has no effect during a training: the optimizer "
                 "trains what it was made with; make an optimizer and a Trainer for each part of the training",

@@ -69,7 +69,7 @@ class Run:
         self.ended = False  # True once the run has finished or failed
         self._warned_of_waiting = self._warned_of_rank = self._warned_of_memory = False
         self._own_code = any(map(runs_own_code, self.callbacks))
-        self.freezing = FreezingCheck(self.trainer.network, active=self._own_code)
+        self.freezing = FreezingCheck(self.trainer.network if self._own_code else None)
         self._observer: Observer | None = None
         self._runners: dict[bool, TrainRunner] = {}
 
