@@ -96,8 +96,9 @@ class Logger(Callback):
             return
         if not self._has_logged_hparams:
             self._has_logged_hparams = True
-            values = self.hparams if self.hparams is not None else hyperparameters(trainer)
-            self.log_hyperparameters(mask_value(dict(values)), tuple(trainer.metric_directions))
+            given = self.hparams if self.hparams is not None else hyperparameters(trainer)
+            values = {str(name): value for name, value in given.items()}
+            self.log_hyperparameters(mask_value(values), tuple(trainer.metric_directions))
         due = self._due(trainer)
         if due:
             outputs = trainer.state.outputs

@@ -19,14 +19,26 @@ from .sender import Sender
 
 FLUSH_SECONDS = 5.0
 CLOSE_SECONDS = 60.0
+MAX_LENGTH = 200  # of a name; MLflow accepts 250 characters
 
 
 def mlflow_name(name: str) -> str:
-    """Return the name of a metric in MLflow: "ndcg@5" is "ndcg_at_5".
+    """Return the name of a metric or parameter in MLflow: "ndcg@5" is "ndcg_at_5".
 
-    MLflow accepts few signs, and refuses all metrics of a call if it refuses the name of one of them.
+    MLflow accepts few signs, and refuses all values of a call if it refuses the name of one of them.
     """
-    return posixpath.normpath(re.sub(r"[^/\w.\- ]", "_", name.replace("@", "_at_")))
+    plain = re.sub(r"[^/\w.\- ]", "_", name.replace("@", "_at_"))[:MAX_LENGTH]
+    return re.sub(r"^[./]+", "_", posixpath.normpath(plain))
+
+
+def _own_name(name: str, names: dict[str, str]) -> str:
+    """Return the name in MLflow by `names`, where it is added if missing."""
+    if name not in names:
+        other = mlflow_name(name)
+        while other in names.values():  # of another metric: "auc/grade=A*" beside "auc/grade=A+"
+            other += "_"
+        names[name] = other
+    return names[name]
 
 
 def _is_temporary(error: Exception) -> bool:
@@ -42,8 +54,8 @@ def _is_temporary(error: Exception) -> bool:
 class MLflowLogger(Logger):
     """Logs a run to MLflow: metrics, parameters, snapshots as artifacts.
 
-    The names of metrics are changed where MLflow does not accept them: "ndcg@5" becomes "ndcg_at_5", "auc/site=3"
-    becomes "auc/site_3". A name that another metric has already gets a "_" at its end.
+    Names are changed where MLflow does not accept them: "ndcg@5" becomes "ndcg_at_5", "auc/site=3" becomes
+    "auc/site_3". A name that another metric or parameter has already gets a "_" at its end.
 
     A resumed run continues the same MLflow run. MLflow cannot delete points, so the points logged after the snapshot
     remain, and the resumed run adds new points for the same steps. MLflow's global state is not changed.
@@ -103,6 +115,7 @@ class MLflowLogger(Logger):
         self._sender = Sender("MLflowLogger", _is_temporary)
         if not step:
             self.run_id, self._names = None, {}
+        self._has_logged_hparams = self.run_id is not None  # a further training has another MLflow run
         self._sender.send(self._open)
 
     def _open(self) -> None:
@@ -118,25 +131,19 @@ class MLflowLogger(Logger):
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        points = [Metric(self._name(name), float(value), now, step) for name, value in values.items()]
+        points = [Metric(_own_name(name, self._names), float(value), now, step) for name, value in values.items()]
         self._sender.send(lambda: self._client.log_batch(self.run_id, points))
-
-    def _name(self, name: str) -> str:
-        if name not in self._names:
-            other = mlflow_name(name)
-            while other in self._names.values():  # of another metric: "auc/grade=A*" beside "auc/grade=A+"
-                other += "_"
-            self._names[name] = other
-        return self._names[name]
 
     def log_hyperparameters(self, values: Mapping[str, Any], metrics: Sequence[str]) -> None:
         """Log only new parameters, because MLflow refuses to change logged ones."""
+        names: dict[str, str] = {}
 
         def send() -> None:
             from mlflow.entities import Param
 
             known = self._client.get_run(self.run_id).data.params
-            new = [Param(name, str(value)) for name, value in values.items() if name not in known]
+            params = {_own_name(name, names): str(value) for name, value in values.items()}
+            new = [Param(name, value) for name, value in params.items() if name not in known]
             self._client.log_batch(self.run_id, params=new)
 
         self._sender.send(send)

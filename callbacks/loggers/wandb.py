@@ -63,6 +63,7 @@ class WandbLogger(Logger):
             folder.mkdir(parents=True, exist_ok=True)
         resumed = {"id": self.run_id, "resume": "allow"} if step and self.run_id is not None else {}
         self._exit_code = 0
+        self._has_logged_hparams = bool(resumed)  # a further training has another W&B run
         self._run = wandb.init(
             project=self.project,
             name=self.name or (None if folder is None else folder.name),

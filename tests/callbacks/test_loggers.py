@@ -232,6 +232,9 @@ def test_a_line_that_a_failed_write_cut_does_not_spoil_the_next(kind, tmp_path):
         ("val/auc/city=Zürich (west), 8+", "val/auc/city_Zürich _west__ 8_"),
         ("val/auc/path=/a//b/", "val/auc/path_/a/b"),
         ("train/loss", "train/loss"),
+        ("", "_"),
+        ("/ratio", "_ratio"),
+        ("val/auc/url=" + "x" * 300, "val/auc/url_" + "x" * 188),
     ],
 )
 def test_names_of_metrics_are_changed_where_mlflow_refuses_them(name, expected):
@@ -252,6 +255,25 @@ def test_mlflow_holds_slices_and_metrics_of_the_first_rows(fit, tmp_path):
     metrics = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}").get_run(logger.run_id).data.metrics
     assert (metrics["val/ndcg_at_5"], metrics["val/auc"]) == (0.5, 0.25)
     assert (metrics["val/auc/grade_A_"], metrics["val/auc/grade_A__"]) == (0.75, 0.875)
+
+
+@pytest.mark.long
+def test_mlflow_holds_the_parameters_of_each_training_by_any_name(tmp_path):
+    from mlflow.tracking import MlflowClient
+
+    logger, ids, x = (
+        MLflowLogger(hparams={"rate:η": 0.1, "a+b": 1, "a=b": 2, 3: "three"}),
+        [],
+        np.ones((8, 2), np.float32),
+    )
+    net = nn.Dense(2, 1)
+    trainer = Trainer(net, nn.MSELoss(), nn.SGD(net.trainable_params(), 0.1), run_dir=tmp_path)
+    for _ in range(2):
+        trainer.fit((x, x[:, :1]), batch_size=4, callbacks=logger)
+        ids.append(logger.run_id)
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
+    for run_id in ids:
+        assert client.get_run(run_id).data.params == {"rate_η": "0.1", "a_b": "1", "a_b_": "2", "3": "three"}
 
 
 def test_a_column_that_found_no_room_does_not_shift_later_rows(tmp_path):
