@@ -103,7 +103,7 @@ class ModelCheckpoint(Callback):
                 "or an error; every='window', or a number of steps, saves on the way"
             )
         root = trainer.saver.claim(folder)
-        if root != self.root:
+        if root != self.root or not trainer.state.progress.global_step:  # the records are of another training
             self._records, self.best_name = [], None
         self.root, self._loaded_root = root, str(root)
 

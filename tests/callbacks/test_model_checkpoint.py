@@ -49,6 +49,16 @@ def test_the_best_and_the_last_are_kept_and_the_best_is_pointed_at(fit, tmp_path
     assert (tmp_path / "checkpoints" / "best").read_text().strip() == "step_00000016"
 
 
+def test_a_further_network_is_not_given_the_best_weights_of_the_first(fit, tmp_path):
+    """As in a cross-validation with one list of callbacks."""
+    checkpoint, seen = ModelCheckpoint(tmp_path, monitor="val_auc", restore_best=True), []
+    note = LambdaCallback(on_eval_end=lambda trainer: seen.append(weights(trainer)), order=-1)
+    fit(scores([0.5, 0.9, 0.8]), checkpoint, epochs=3)
+    trainer = fit(note, scores([0.7, 0.6]), checkpoint, epochs=2)  # begins again with a new state
+    assert weights(trainer) == seen[0]
+    assert (tmp_path / "best").read_text().strip() == "step_00000008"
+
+
 @pytest.mark.parametrize("background", [False, True])
 def test_a_finished_run_has_the_best_weights_and_a_longer_one_goes_on_from_the_last(fit, tmp_path, background):
     def make():
