@@ -151,7 +151,7 @@ def _predict(trainer: TrainerBase, source: Source, stream: bool, output: str, *,
     convert = None
     if output == "probability":
         convert = partial(probabilities, trainer, calibration=trainer.fitted_calibration())
-    batches = _predictions(trainer, prediction_feed(trainer, source, padded_size), convert, own=own)
+    batches = _predictions(trainer, prediction_feed(trainer, source, padded_size), convert, own=own, joined=not stream)
     return batches if stream else _concatenate(list(batches))
 
 
@@ -180,7 +180,7 @@ def _choose_size(padding: RowPadding, source: ArraySource) -> int | None:
     return None if size == rows else size
 
 
-def _predictions(trainer: TrainerBase, feed: Feed, convert: Any, *, own: bool = False) -> Iterator[Any]:
+def _predictions(trainer: TrainerBase, feed: Feed, convert: Any, **options: bool) -> Iterator[Any]:
     programs = trainer.builder.inference
     is_top_level = trainer.state.phase is Phase.IDLE  # a call from a callback completes even after a stop signal
     with contextlib.closing(feed):
@@ -188,7 +188,7 @@ def _predictions(trainer: TrainerBase, feed: Feed, convert: Any, *, own: bool = 
         average_statistics(trainer.group, trainer.network, trainer.builder.average)
         cell = programs.predict_cell()
         with call(trainer, Phase.PREDICT, []) as signals, programs.mode(cell), contextlib.closing(feed):
-            yield from loop.predict(trainer, feed, cell, convert, own=own, interruptible=is_top_level)
+            yield from loop.predict(trainer, feed, cell, convert, interruptible=is_top_level, **options)
     signals.leave()
 
 

@@ -210,11 +210,13 @@ def predict(
     convert: Callable[[Any, Any], Any] | None = None,
     *,
     own: bool = False,
+    joined: bool = False,
     interruptible: bool = True,
 ) -> Iterator[Any]:
     """Yield the output for each batch as host arrays, or what `convert` returns.
 
-    If `interruptible`, a stop signal ends the prediction. With `own`, only this process's batches are yielded.
+    If `interruptible`, a stop signal ends the prediction. With `own`, only this process's batches are yielded. `joined`
+    says whether the caller joins the batches, which outputs without rows are not made for.
     """
     call = trainer.callbacks.call
     call("on_predict_begin", trainer)
@@ -230,13 +232,27 @@ def predict(
             call("on_predict_step_end", trainer)
 
     with contextlib.suppress(Interrupted):
-        for outputs, rows in lockstep_outputs(trainer.group, local_outputs(), feed.join_exchange, share=not own):
+        batches = lockstep_outputs(trainer.group, local_outputs(), feed.join_exchange, share=not own)
+        for number, (outputs, rows) in enumerate(batches):
             predictions = _to_host(outputs, rows, None if padded_size is None else padded_size(rows))
+            if joined and number == 1:
+                _warn_of_joined(predictions, rows)
             for part in iterate_arrays(predictions):
                 if part.dtype.kind == "f" and not np.isfinite(part).all():
                     _warn_of_non_finite(trainer, "predictions are NaN or infinite: check the inputs and the weights")
             yield predictions if convert is None else convert(predictions, newest[-1])
     call("on_predict_end", trainer)
+
+
+def _warn_of_joined(outputs: Any, rows: int) -> None:
+    for part in iterate_arrays(outputs):
+        if rows and (not part.ndim or len(part) % rows):  # several values of each row are joined rightly
+            logger.warning(
+                "predict: an output of shape %s has no row for each of the %d rows of a batch; those of all batches "
+                "are joined. Take it from one batch, or each from predict(..., stream=True)",
+                list(part.shape),
+                rows,
+            )
 
 
 def warn_of_loss(trainer: TrainerBase, loss: float | None) -> None:

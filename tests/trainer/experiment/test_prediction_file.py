@@ -199,3 +199,49 @@ def test_rows_that_the_features_forbid_are_left_out_where_asked(project, expecte
     answered = read("good.jsonl")
     assert list(answered[0]) == ["user", "prediction"]
     assert [row["user"] for row in answered] == [user for n, (user, *_) in enumerate(rows) if n != 4]
+
+
+NETWORKS = """\
+from mindspore import nn
+
+from trainer.models import LogisticRegression
+
+
+class Scores(LogisticRegression):
+    def __init__(self, features, further):
+        super().__init__(features)
+        self.further = further
+
+    def construct(self, *columns):
+        scores = self.linear(*columns)
+        if self.further == "number":
+            return scores, 3
+        return scores, (scores, scores.reshape(-1, 1))
+
+
+class OfFirst(nn.Cell):
+    def construct(self, outputs, label):
+        return (outputs[0] - label).square().mean()
+"""
+
+
+@pytest.mark.parametrize(
+    ("further", "said"),
+    [
+        ("number", "is an array of shape []; this file takes arrays with a row for each row; .npy takes"),
+        ("nested", "is a tuple; this file takes"),
+    ],
+)
+def test_an_output_without_a_row_for_each_row_is_named(tmp_path, monkeypatch, capsys, further, said):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "train.parquet", table(8, 0))
+    (tmp_path / "scored_networks.py").write_text(NETWORKS)
+    network = f"{{class_path: scored_networks.Scores, init_args: {{further: {further}}}}}"
+    config = CONFIG.replace("{model: lr}", network).replace("mindspore.nn.BCEWithLogitsLoss", "scored_networks.OfFirst")
+    (tmp_path / "table.yaml").write_text(config.replace("test: rows.parquet", "test: train.parquet"))
+    assert main(["fit", "table.yaml"]) == 0
+    for ending in ("csv", "parquet"):
+        assert main(["predict", "runs/table", "--output", f"scores.{ending}"]) == 1
+        assert f"output 'prediction_1' of the network {said}" in capsys.readouterr().err
+    assert main(["predict", "runs/table", "--output", "scores.npz"]) == (further == "nested")
+    assert os.path.exists("scores.npz") == (further != "nested")

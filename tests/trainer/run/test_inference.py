@@ -547,6 +547,17 @@ def test_outputs_without_rows_are_not_cut_to_the_rows_of_a_padded_batch(cancer):
     assert outputs["largest"] == network.dense.weight.asnumpy().max()
 
 
+def test_joined_outputs_without_rows_are_warned_of(cancer, caplog):
+    trainer = Trainer(WithWeights())
+    trainer.predict((cancer["x"][:8],), batch_size=8)
+    parts = list(trainer.predict((cancer["x"][:8],), batch_size=4, stream=True))
+    assert [part["largest"].shape for part in parts] == [()] * 2
+    assert "no row for each" not in caplog.text
+    assert trainer.predict((cancer["x"][:8],), batch_size=4)["largest"].shape == (2,)
+    said = [record.message for record in caplog.records if "no row for each of the 4 rows" in record.message]
+    assert [shape in text for shape, text in zip(["[30]", "[]"], said, strict=True)] == [True, True]
+
+
 class Difference(nn.Cell):
     def __init__(self):
         super().__init__()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...checks import choice
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, DataError
 
 if TYPE_CHECKING:
     from ...streams.formats.csv_format import CsvFormat
@@ -114,6 +114,8 @@ def _save(output: Path, experiment: Experiment, data: Any) -> str:
     from .prediction_file import writing
 
     predictions = experiment.trainer.predict(data, batch_size=batch_size(experiment, data))
+    if not isinstance(predictions, np.ndarray):
+        _check_arrays(_by_name(experiment.trainer, predictions))
     several = isinstance(predictions, tuple | dict)
     output = output.with_suffix(".npz") if several else output
     with writing(output):
@@ -128,8 +130,8 @@ def _save(output: Path, experiment: Experiment, data: Any) -> str:
 
 def _shapes(predictions: Any) -> Any:
     if isinstance(predictions, dict):
-        return {name: _shapes(part) for name, part in predictions.items()}
-    return tuple(map(_shapes, predictions)) if isinstance(predictions, tuple) else predictions.shape
+        return {name: part.shape for name, part in predictions.items()}
+    return tuple([part.shape for part in predictions]) if isinstance(predictions, tuple) else predictions.shape
 
 
 def _check_kept(columns: list[str], data: Any, csv_format: CsvFormat) -> None:
@@ -165,16 +167,41 @@ def _batches(experiment: Experiment, data: Any, keep: bool, set_aside: bool) -> 
 
 
 def prediction_columns(trainer: Trainer, predictions: Any) -> dict[str, np.ndarray]:
-    """Return predictions of shape [n, ...] in the unit of the label, by name."""
+    """Return predictions of shape [n, ...] in the unit of the label, by name.
+
+    Raises:
+        DataError: an output is not an array with a row for each of the n rows.
+    """
     from ...metrics.predictions import named_classes
 
-    tasks = () if trainer.tasks is None else trainer.tasks.tasks
-    parts = predictions if isinstance(predictions, tuple | dict) else (predictions,)
-    if isinstance(predictions, np.ndarray) and len(tasks) > 1:  # a column for each task
-        parts = dict(zip(tasks, predictions.T, strict=True))
-    if not isinstance(parts, dict):
-        others = ["prediction"] if len(parts) == 1 else [f"prediction_{index}" for index in range(len(parts))]
-        parts = dict(zip([*tasks, *others[len(tasks) :]], parts, strict=False))
+    parts = _by_name(trainer, predictions)
+    _check_arrays(parts, of_rows=True)
     columns = {name: part.reshape(-1) if part.size == len(part) else part for name, part in parts.items()}
     classes = () if trainer.features is None else trainer.features.label_classes
     return named_classes(next(iter(columns.values())), classes) if classes and len(parts) == 1 else columns
+
+
+def _by_name(trainer: Trainer, predictions: Any) -> dict[str, Any]:
+    tasks = () if trainer.tasks is None else trainer.tasks.tasks
+    if isinstance(predictions, dict):
+        return predictions
+    if isinstance(predictions, np.ndarray) and len(tasks) > 1:  # a column for each task
+        return dict(zip(tasks, predictions.T, strict=True))
+    parts = predictions if isinstance(predictions, tuple) else (predictions,)
+    others = ["prediction"] if len(parts) == 1 else [f"prediction_{index}" for index in range(len(parts))]
+    return dict(zip([*tasks, *others[len(tasks) :]], parts, strict=False))
+
+
+def _check_arrays(outputs: dict[str, Any], *, of_rows: bool = False) -> None:
+    """Raise DataError for an output that a file does not take.
+
+    With `of_rows`, outputs have a row for each row of the batch, which are as many as the longest output has.
+    """
+    sizes = {name: output.shape[:1] if isinstance(output, np.ndarray) else None for name, output in outputs.items()}
+    rows = max([size for size in sizes.values() if size is not None], default=())
+    for name, size in sizes.items():
+        if size is None or (of_rows and (size != rows or not rows)):
+            kind = type(outputs[name]).__name__
+            found = f"a {kind}" if size is None else f"an array of shape {list(outputs[name].shape)}"
+            accepted = "arrays with a row for each row; .npy takes others too" if of_rows else "arrays of one shape"
+            raise DataError(f"--output: output {name!r} of the network is {found}; this file takes {accepted}")
