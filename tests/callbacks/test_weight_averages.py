@@ -134,6 +134,27 @@ def test_a_training_after_a_load_goes_on_with_the_averages_of_the_snapshot(avera
         np.testing.assert_array_equal(averages(trainer)[name], value, err_msg=name)
 
 
+def test_the_averages_of_a_loaded_snapshot_are_used_before_a_training(averaged):
+    whole, _, folder = averaged
+    trainer = make()
+    trainer.load(folder / "checkpoints")
+    for name, value in averages(whole).items():
+        np.testing.assert_array_equal(averages(trainer)[name], value, err_msg=name)
+    for name, value in weights(whole).items():
+        np.testing.assert_array_equal(weights(trainer)[name], value, err_msg=name)
+
+
+def test_a_load_in_a_training_leaves_later_averages_alone(averaged):
+    """They are those of the training, which goes on after it."""
+    _, _, folder = averaged
+    trainer, snapshot = make(), folder / "checkpoints" / "step_00000012"
+    fit(trainer, EMA(0.9), LambdaCallback(on_train_begin=lambda trainer: trainer.load(snapshot)))
+    ended, begun = averages(trainer), {}
+    fit(trainer, EMA(0.9), LambdaCallback(on_train_begin=lambda trainer: begun.update(averages(trainer))), epochs=1)
+    for name, value in ended.items():
+        np.testing.assert_array_equal(begun[name], value, err_msg=name)
+
+
 def test_averages_of_another_rule_do_not_count_as_samples(averaged):
     """A training after a load begins anew, a resume is refused."""
     _, _, folder = averaged

@@ -22,6 +22,7 @@ from ..distributed.group import join
 from ..embedding.layers.embedding_cells import embedding_cells
 from ..errors import CheckpointMismatchError
 from ..graph import network_checks, precision
+from ..graph.averaging import AverageRule, WeightAverage
 from ..graph.boost import make_boost
 from ..graph.builder import StepBuilder
 from ..graph.dropout import replace_dropout
@@ -30,6 +31,7 @@ from ..graph.optimizers import constant_rates, get_learning_rate, make_optimizer
 from ..graph.program import StepOptions
 from ..graph.roles import loss_columns
 from ..metrics.registry import check_weighted, task_activations, task_metrics
+from ..mindspore_internals.cell_structure import parameters_of
 from ..mindspore_internals.device import choose
 from ..mindspore_internals.pipelines import current_seed
 from ..state import State
@@ -56,6 +58,7 @@ class TrainedNetwork:
     tables: TableFeed | None = None
     sink_mode: str = "not decided yet"
     _table_totals: dict[str, dict[str, int]] = MappingProxyType({})  # type: ignore[assignment]
+    loaded_averages: Mapping[str, Any] | None = None  # state of those in the loaded snapshot, until the next training
     _loaded_tables: Sequence[dict[str, Any]] = ()  # loaded states, applied once the first data is read
 
     @keywords.translated()
@@ -294,9 +297,22 @@ class TrainedNetwork:
 
     def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
         """Use the averaged weights of `EMA` or `SWA`, if any, inside the context."""
-        return contextlib.nullcontext() if self.builder.average is None else self.builder.average.applied()
+        average = self._average()
+        return contextlib.nullcontext() if average is None else average.applied()
 
     def use_averaged_weights(self) -> None:
         """Replace the weights by the averages of `EMA` or `SWA`."""
-        if self.builder.average is not None:
-            self.builder.average.replace_weights()
+        average = self._average()
+        if average is not None:
+            average.replace_weights()
+
+    def _average(self) -> WeightAverage | None:
+        """Return the averages of the training, or else those of the loaded snapshot."""
+        if self.builder.average is not None or self.loaded_averages is None:
+            return self.builder.average
+        arrays = self.loaded_averages["arrays"]
+        cells = [cell for cell in (self.network, self.loss_fn) if isinstance(cell, nn.Cell)]
+        parameters = {p.name: p for cell in cells for p in parameters_of(cell) if p.name in arrays}
+        average = WeightAverage(list(parameters.values()), AverageRule())
+        average.load_state_dict({"json": {"updates": 0}, "arrays": arrays})
+        return average

@@ -34,7 +34,6 @@ class TrainerBase(TrainedNetwork):
 
     history: History | None = None
     run: Run | None = None
-    loaded_averages: Mapping[str, Any] | None = None  # state of those in the loaded snapshot, until the next training
 
     def stop(self, reason: str = "", kind: str = "user") -> None:
         """Stop the run on all processes after the current step; the first reason wins."""
@@ -154,7 +153,8 @@ class TrainerBase(TrainedNetwork):
             self.builder.average.restart()  # the averages belong to the weights before loading
         if snapshot is not None and not weights_only:
             averages = part_states(snapshot, "averages")
-            self.loaded_averages = averages[-1] if averages and strict else None
+            if self.state.phase is Phase.IDLE:  # a training goes on with averages of its own
+                self.loaded_averages = averages[-1] if averages and strict else None
             loop.report_restored(self, snapshot.path)
 
     def init_from(
