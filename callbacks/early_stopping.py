@@ -35,9 +35,9 @@ class EarlyStopping(Patience):
         mode: "min", "max", or "auto", which uses the metric's ``higher_is_better``.
         baseline: value that the metric must beat before an improvement resets the patience, or None. As in Keras, the
             run does not stop at a measurement that is an improvement.
-        restore_best: when this callback or a limit ends the run, restore the network's weights of the best measurement.
-            If a validation measured the averages of `EMA` or `SWA`, these are restored. The copy takes the host memory
-            of one network and is not part of snapshots. Not for networks with sparse tables.
+        restore_best: when this callback or a limit ends the run, restore the network's weights of the best measurement;
+            publishing then uses them. If a validation measured the averages of `EMA` or `SWA`, these are restored. The
+            copy takes the host memory of one network and is not part of snapshots. Not for networks with sparse tables.
         start_from_epoch: number of initial epochs whose measurements are ignored, as in Keras; not for windows.
         check_finite: whether a NaN or infinite value stops the run; False counts it as a measurement without
             improvement.
@@ -55,6 +55,7 @@ class EarlyStopping(Patience):
     """
 
     order = 50
+    end_order = 105  # after the last snapshot of ModelCheckpoint, before Publish
     minimum_patience = 0
 
     def __init__(
@@ -152,11 +153,11 @@ class EarlyStopping(Patience):
         if latest is not None and state.get("monitor", self.monitor) == self.monitor:
             self._latest = any_number("latest", latest[0]), latest[1] is True
 
-    def teardown(self, trainer: Trainer) -> None:
+    def on_train_end(self, trainer: Trainer) -> None:
         """Restore the best weights if requested.
 
-        This happens after the last snapshot, so a resumed run continues from the final weights. After a signal, nothing
-        is restored.
+        This happens after the last snapshot, so a resumed run continues from the final weights, and before the last
+        version is published. After a signal, nothing is restored.
         """
         reason = trainer.state.stop_reason
         if not self.restore_best or not (self._has_stopped_run or (reason is not None and reason.kind == "limit")):

@@ -7,6 +7,7 @@ from callbacks import Callback, CallbackList, EarlyStopping, LambdaCallback, Mod
 from trainer.embedding import Embedding
 from trainer.errors import ConfigurationError
 from trainer.run.monitors import check_monitors, produced_metrics
+from trainer.serving import Publish, ServedModel
 from trainer.trainer import Trainer
 
 
@@ -76,6 +77,16 @@ def test_the_best_weights_come_back_after_the_run(fit):
     for parameter in trainer.network.get_parameters():
         np.testing.assert_array_equal(parameter.asnumpy(), seen[8][parameter.name])
         assert np.abs(parameter.asnumpy() - seen[24][parameter.name]).max() > 0
+
+
+def test_the_best_weights_are_published_and_the_last_ones_saved(fit, cancer, tmp_path):
+    stopping, publish = EarlyStopping("val_auc", 2, restore_best=True), Publish(tmp_path / "served", every=3600)
+    trainer = fit(publish, ModelCheckpoint(tmp_path), feed([0.9, 0.1, 0.1]), stopping, epochs=3)
+    best = trainer.predict({"x": cancer["valid"]["x"]})
+    with ServedModel(tmp_path / "served", follow=False) as model:
+        np.testing.assert_allclose(model.predict(cancer["valid"]["x"]), best, rtol=1e-5)
+    trainer.load(tmp_path / "step_00000024", weights_only=True)
+    assert np.abs(trainer.predict({"x": cancer["valid"]["x"]}) - best).max() > 0.1
 
 
 def test_the_patience_used_up_survives_a_resume(fit):

@@ -175,6 +175,22 @@ def test_each_part_of_a_version_is_checked(tmp_path):
     assert known_versions(tmp_path) == versions
 
 
+def test_versions_that_are_not_written_keep_no_rows(tmp_path):
+    """A large table would be copied once for each of them, and these copies kept until the end of the process."""
+    trainer = trained(Publish(tmp_path, every=1e-3), online={"skip_non_finite": False, "max_steps": BAD + 3})
+    publish = Publish(tmp_path, every=1e-3)
+    some = trainer.first_batch({"x": np.ones((8, 2), np.float32), "ids": np.arange(8)}, 8)
+    publish.setup(trainer)
+    table = trainer.tables.tables.tables["taste"]
+    for _ in range(2):
+        with pytest.raises(NonFiniteError):
+            publish_and_wait(publish, trainer, some)
+    publish.teardown(trainer)
+    table.plan(np.array([[1, 2]]))  # the next batch
+    table.rollback()
+    assert not table.store.is_frozen
+
+
 def test_answers_that_are_not_finite_are_errors_and_readiness_says_so(tmp_path):
     """A row beyond float32 among others: it is null and named, they are answered; weights of NaN are not served."""
     trained(Publish(tmp_path, batch=8, every=1e-3), online={"max_steps": 4})

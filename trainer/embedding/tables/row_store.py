@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,8 @@ class RowStore:
         self._gather, self._rounded = kernels.gather.ready(), half_floats.rounded
         self._item = np.dtype(f"V{4 * self.words}")
         self.lock = threading.RLock()
-        self._views: list[CopyOnWriteView] = []
+        # Weak, so that a view that nobody reads after all, as of a version that was not written, copies no more rows.
+        self._views: weakref.WeakSet[CopyOnWriteView] = weakref.WeakSet()
         self._memory = Memory(path)
         self._rows = np.empty((0, self.words), np.float32)
         self.reserve(rows)
@@ -153,7 +155,7 @@ class RowStore:
         """
         with self.lock:
             view = CopyOnWriteView(self, mask, self.width if columns is None else columns)
-            self._views = [*self._views, view]
+            self._views.add(view)
         return view
 
     def close(self) -> None:
@@ -220,4 +222,4 @@ class CopyOnWriteView:
     def release(self) -> None:
         """Detach from the store, once the values are copied or no longer needed."""
         with self._store.lock:
-            self._store._views = [view for view in self._store._views if view is not self]
+            self._store._views.discard(self)
