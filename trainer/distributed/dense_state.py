@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -81,11 +81,21 @@ def average_statistics(group: Group, network: nn.Cell, average: Any = None) -> N
         own = {id(parameter) for parameter in statistics}
         averages = zip(average.sources, average.averages, strict=True)
         statistics = [*statistics, *(mean for source, mean in averages if id(source) in own)]
-    for parameter in statistics:
+    for parameter, mean in _means(group, statistics):
+        ops.assign(parameter, Tensor(mean))
+
+
+def mean_statistics(group: Group, network: nn.Cell) -> dict[str, np.ndarray]:
+    """Return the moving statistics averaged over all processes; a collective call."""
+    means = () if group.size == 1 else _means(group, moving_statistics(network))
+    return {parameter.name: mean for parameter, mean in means}
+
+
+def _means(group: Group, parameters: Iterable[Parameter]) -> Iterator[tuple[Parameter, np.ndarray]]:
+    for parameter in parameters:
         value = parameter.asnumpy()
         if value.dtype.kind == "f":
-            mean = group.gather(value.astype(np.float64)).mean(0)
-            ops.assign(parameter, Tensor(mean.astype(value.dtype)))
+            yield parameter, group.gather(value.astype(np.float64)).mean(0).astype(value.dtype)
 
 
 def merge_on_main(group: Group, gradient_sums: Iterable[Parameter], parts: Iterable[Stateful]) -> None:

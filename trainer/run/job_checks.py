@@ -75,8 +75,8 @@ def warn_of_own_statistics(network: nn.Cell, group: Group) -> None:
     if paths:
         logger.warning(
             "BatchNorm (%s%s) normalizes with the mean and variance of the rows of each process, not of all %d: "
-            "the result differs from training in one process; moving statistics are averaged before evaluations and "
-            "snapshots. LayerNorm does not depend on the number of processes",
+            "the result differs from training in one process; moving statistics are averaged for evaluations, "
+            "versions and snapshots. LayerNorm does not depend on the number of processes",
             ", ".join(paths[:3]),
             f" and {len(paths) - 3} more" if len(paths) > 3 else "",
             group.size,

@@ -27,9 +27,11 @@ from ..checkpoint.manifest import CALIBRATED_VERSION
 from ..checks import choice, whole
 from ..data.batch_sizes import SERVED
 from ..data.chunk import InputBatch
+from ..distributed.dense_state import mean_statistics
+from ..distributed.group import SINGLE, Group
 from ..errors import CheckpointError, ConfigurationError, FolderInUseError, NonFiniteError
 from ..features.feature_files import write_state
-from ..mindspore_internals.cell_structure import parameters_of
+from ..mindspore_internals.cell_structure import moving_statistics, parameters_of
 from ..storage.fetch import PUBLISHED
 from .finite import check_finite, check_state
 from .packed_rows import ROW_TYPES
@@ -136,6 +138,7 @@ class Publish(Callback):
         self._folder: PublishRoot | None = None  # set on rank 0 by `setup`
         self._graph: FolderRef | None = None
         self._consumer = CONSUMER  # name under which tables track changes
+        self._has_statistics = False  # whether each of several processes has moving statistics of its own
         self._chain: list[FolderRef] = []  # the newest full version and its successors; if empty, write all rows next
         self._full_file = ROWS  # file with all rows in the first version of the chain
         self._version = 0  # number of the newest version
@@ -176,6 +179,7 @@ class Publish(Callback):
         publishers = [callback for callback in trainer.callbacks if isinstance(callback, Publish)]
         number = publishers.index(self) if self in publishers else 0
         self._consumer = f"{CONSUMER}.{number}" if number else CONSUMER
+        self._has_statistics = trainer.group.size > 1 and bool(moving_statistics(trainer.network))
         self._source.start()
         self._chain, self._graph, self._has_started = [], None, False
         self.problem, self._failures, self._next_try = None, 0, 0.0
@@ -188,8 +192,19 @@ class Publish(Callback):
 
     def on_train_step_end(self, trainer: Trainer) -> None:
         """Publish after the first step, then when due; rank 0 decides for all processes."""
-        if _participates(trainer) and _decide(trainer, lambda: self._is_due(trainer)):
+        if self._participates(trainer) and self._decide(trainer, lambda: self._is_due(trainer)):
             self._attempt(trainer, lambda: self.publish(trainer))
+
+    def _processes(self, trainer: Trainer) -> Group:
+        """Return the processes that publish together, or this one alone."""
+        return trainer.group if trainer.tables is not None or self._has_statistics else SINGLE
+
+    def _participates(self, trainer: Trainer) -> bool:
+        return trainer.group.is_main or self._processes(trainer).size > 1
+
+    def _decide(self, trainer: Trainer, decide: Callable[[], Any]) -> Any:
+        """Return rank 0's decision, broadcast to the processes that publish together."""
+        return self._processes(trainer).from_main(decide)
 
     def _is_due(self, trainer: Trainer) -> bool:
         if self._thread is not None and self._thread.is_alive():
@@ -204,12 +219,12 @@ class Publish(Callback):
 
     def on_train_end(self, trainer: Trainer) -> None:
         """Publish the final state and wait until it is written."""
-        if trainer.state.outputs is None or not _participates(trainer):
+        if trainer.state.outputs is None or not self._participates(trainer):
             return
         for _ in range(2):  # retry once: no later version can replace a failed last one
             written = self._attempt(trainer, lambda: self.publish(trainer))
             written &= self._attempt(trainer, lambda: self._finish(trainer))
-            if _decide(trainer, partial(bool, written)):
+            if self._decide(trainer, partial(bool, written)):
                 return
 
     def _attempt(self, trainer: Trainer, action: Callable[[], None]) -> bool:
@@ -231,7 +246,7 @@ class Publish(Callback):
                     raise failure
 
         if self.on_error == "raise":
-            _decide(trainer, raise_failure)  # a failure on rank 0 is raised on all processes
+            self._decide(trainer, raise_failure)  # a failure on rank 0 is raised on all processes
         return success
 
     def _record_failure(self, error: Exception) -> None:
@@ -249,8 +264,7 @@ class Publish(Callback):
         try:
             self.wait()
         finally:
-            if trainer.tables is not None:
-                trainer.group.wait_for_all()  # rank 0 may take longer than the timeout of a collective
+            self._processes(trainer).wait_for_all()  # rank 0 may take longer than the timeout of a collective
 
     def teardown(self, trainer: Trainer) -> None:
         """Wait for the version being written and release the folder's lock."""
@@ -282,7 +296,7 @@ class Publish(Callback):
     def publish(self, trainer: Trainer, seen: InputBatch | None = None, *, step: int | None = None) -> None:
         """Start writing the current state as a version, once the previous one is written.
 
-        If several processes train tables, all of them must call this.
+        If several processes train tables, or a network with moving statistics, all of them must call this.
 
         Args:
             trainer: the Trainer.
@@ -292,32 +306,39 @@ class Publish(Callback):
         """
         started = time.perf_counter()
         calibration = trainer.fitted_calibration()
-        selection = _decide(trainer, lambda: self._prepare_version(trainer, seen) if trainer.group.is_main else None)
-        if selection is None:  # without tables, only rank 0 publishes
+        selection = self._decide(
+            trainer, lambda: self._prepare_version(trainer, seen) if trainer.group.is_main else None
+        )
+        if selection is None:  # rank 0 alone publishes
             return
         full, compact = selection
         states: States = {} if calibration is None else {CALIBRATION: calibration.state()}
         if self.items is not None and trainer.features is not None:
             with trainer.averaged_weights():
                 states[ITEMS] = self.items.state(trainer, trainer.features, trainer.network)
+        weights = self._weights(trainer)
         try:
             final = self._known_root / version_name(self._version + 1)
             rows = self._source.take(trainer, self._consumer, final, full=full, compact=compact)
             if trainer.group.is_main:
-                self._start_writing(trainer, rows, full or compact, step, states)
+                self._start_writing(trainer, rows, weights, full or compact, step, states)
         except BaseException:
             self._chain = []  # the tables no longer track these changes, so the next version must contain all rows
             raise
         self.hold_seconds.append(time.perf_counter() - started)
 
+    def _weights(self, trainer: Trainer) -> dict[str, np.ndarray]:
+        """Return copies of the averages or weights, with the statistics of all processes."""
+        with trainer.averaged_weights():
+            means = mean_statistics(self._processes(trainer), trainer.network)
+            own = parameters_of(trainer.network) if trainer.group.is_main else ()
+            return {p.name: np.array(p.asnumpy()) for p in own} | means
+
     def _start_writing(
-        self, trainer: Trainer, rows: VersionRows, restart: bool, step: int | None, states: States
+        self, trainer: Trainer, rows: VersionRows, weights: dict, restart: bool, step: int | None, states: States
     ) -> None:
-        """Copy the weights and start the writing thread."""
         with contextlib.ExitStack() as cleanup:
             cleanup.callback(rows.close)  # if the thread cannot be started
-            with trainer.averaged_weights():
-                weights = {p.name: np.array(p.asnumpy()) for p in parameters_of(trainer.network)}
             self._version += 1
             steps = [] if trainer.state.outputs is None else trainer.state.outputs.chunk.extras
             times = [extras["event_time"].max() for extras in steps if extras and "event_time" in extras]
@@ -388,12 +409,3 @@ class Publish(Callback):
                 entries["format_version"] = CALIBRATED_VERSION
             before = vars(self._chain[-1]) if self._chain else None
             return publish_folder(root, folder, VERSION, name, {**record, "before": before, **entries})
-
-
-def _participates(trainer: Trainer) -> bool:
-    return trainer.group.is_main or trainer.tables is not None
-
-
-def _decide(trainer: Trainer, decide: Callable[[], Any]) -> Any:
-    """Return rank 0's decision, broadcast if every rank contributes rows."""
-    return decide() if trainer.tables is None else trainer.group.from_main(decide)

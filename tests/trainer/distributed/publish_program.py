@@ -14,10 +14,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from mindspore import nn
 
-from callbacks import Callback, Every
+from callbacks import EMA, Callback, Every
 from tests.trainer.distributed import jobs
 from tests.trainer.distributed.table_program import Clicks, build, clicks
+from trainer import Trainer
 from trainer.checkpoint import durable
 from trainer.embedding import Eviction
 from trainer.errors import CheckpointError
@@ -123,6 +125,7 @@ def main(folder, *killed):
     questions = {key: clicks()[key] for key in ("user", "items")}
     found["predicted"] = trainer.predict(questions, batch_size=50).tolist()
     found |= other_ways(folder, group, trainer, questions)
+    found["normed"] = normed(folder, group)
     (folder / f"found_{group.size}_{group.rank}.json").write_text(json.dumps(found))
 
 
@@ -154,6 +157,18 @@ def other_ways(folder, group, trainer, questions):
     other.init_from(folder / "served")
     found["initial"] = other.predict(questions, batch_size=50).tolist()
     return found
+
+
+def normed(folder, group):
+    """Publish a network without tables whose processes have statistics of their own; return what it predicts."""
+    x = np.random.default_rng(0).normal(size=(64, 2)).astype(np.float32)
+    network = nn.SequentialCell(nn.BatchNorm1d(2), nn.Dense(2, 1))
+    trainer = Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.01))
+    rows = {"x": x, "y": x.sum(1, keepdims=True)}
+    callbacks = [EMA(0.5), Publish(folder / "normed", every=Every(steps=1), batch=8)]
+    trainer.fit(rows, batch_size=16 // group.size, shuffle=False, callbacks=callbacks)
+    with trainer.averaged_weights():
+        return trainer.predict({"x": x}, batch_size=8).tolist()
 
 
 if __name__ == "__main__":

@@ -74,6 +74,13 @@ def test_a_training_of_two_processes_begins_with_it(folder, two):
         np.testing.assert_allclose(found["initial"], found["predicted"], rtol=0, atol=1e-5)
 
 
+def test_a_version_has_the_statistics_of_all_processes(folder, two):
+    with ServedModel(folder / "normed", follow=False) as model:
+        served = model.predict(np.random.default_rng(0).normal(size=(64, 2)).astype(np.float32))
+    assert two[0]["normed"] == two[1]["normed"]
+    np.testing.assert_allclose(served, two[0]["normed"], rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize(("rank", "moment"), [(1, "rows.1.safetensors"), (0, "current.json")])
 def test_a_rank_that_is_killed_leaves_the_version_before(tmp_path, rank, moment):
     code, output = jobs.run("python", PROGRAM.__file__, tmp_path, rank, moment)
