@@ -14,13 +14,17 @@ from ..storage.fetch import PUBLISHED, fetch_part, scratch_folder
 from ..storage.location import Location, is_url
 from ..storage.mirror_pass import part_names_in, read_manifest
 from .published import CURRENT, PINS, is_published_folder, remove
+from .version_records import version_name
 
 
 class MirroredVersions:
-    """A local copy of a published model, from the URL of the model or of its run."""
+    """A local copy of a published model, from the URL of the model or of its run.
 
-    def __init__(self, url: str) -> None:
-        self._source = Location(url)
+    It has the newest version, the pinned one, and the one with the number `version`, if that is given.
+    """
+
+    def __init__(self, url: str, version: int | None = None) -> None:
+        self._source, self._version = Location(url), version
         self.folder = scratch_folder("served")  # removed when the process ends
         self._pulled_pointers: tuple[bytes, bytes | None] | None = None
 
@@ -77,13 +81,14 @@ class MirroredVersions:
     def _fetch(self, current: bytes, pins: bytes | None) -> set[str]:
         """Download the folders that the pointers need; return their names."""
         manifest.unseal(self._source.display_url(CURRENT), "current", current)
-        needed, pending = part_names_in(current), set()
+        needed = part_names_in(current)
+        pending = set() if self._version is None else {version_name(self._version)}
         if pins is not None:
             manifest.unseal(self._source.display_url(PINS), "pins", pins)
-            pending = part_names_in(pins)
+            pending |= part_names_in(pins)
         for name in sorted(needed):
             fetch_part(self._source, name, self.folder)
-        while pending:  # pinned versions, and everything that they build on
+        while pending:  # further versions, and everything that they build on
             name = pending.pop()
             folder = fetch_part(self._source, name, self.folder)
             needed.add(name)
@@ -96,9 +101,9 @@ class MirroredVersions:
         return needed
 
 
-def local_root(source: str | os.PathLike[str]) -> tuple[Path, MirroredVersions | None]:
+def local_root(source: str | os.PathLike[str], version: int | None = None) -> tuple[Path, MirroredVersions | None]:
     """Return a published model's local folder, and a `MirroredVersions` for a URL."""
     if not is_url(source):
         return Path(source), None
-    mirrored = MirroredVersions(str(source))
+    mirrored = MirroredVersions(str(source), version)
     return mirrored.folder, mirrored

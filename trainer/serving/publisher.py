@@ -268,11 +268,13 @@ class Publish(Callback):
 
     def teardown(self, trainer: Trainer) -> None:
         """Wait for the version being written and release the folder's lock."""
-        self._source.wait()
-        if self._thread is not None:
-            self._thread.join()
-        if self._folder is not None:
-            self._folder.release()
+        try:
+            self.wait()
+        except CheckpointError as error:
+            self._record_failure(error)  # of the version that was being written when the run failed
+        finally:
+            if self._folder is not None:
+                self._folder.release()
 
     def wait(self) -> None:
         """Wait for the version being written; ranks other than 0 wait for their part.

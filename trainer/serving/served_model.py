@@ -73,7 +73,7 @@ class ServedModel:
     ) -> None:
         if isinstance(version, bool) or not isinstance(version, int):
             choice("ServedModel(version=...)", version, ("served", "newest"))
-        self.root, self._mirrored = local_root(root)
+        self.root, self._mirrored = local_root(root, version if isinstance(version, int) else None)
         self._target = version
         self._records = VersionRecords(self.root)
         self.version = 0

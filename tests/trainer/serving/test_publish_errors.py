@@ -8,9 +8,9 @@ import tempfile
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, Tensor, nn, ops
 
-from callbacks import Callback
+from callbacks import Callback, LambdaCallback
 from tests.trainer.serving.test_published import Net, clicks, tmpfs
 from trainer import Trainer
 from trainer.errors import CheckpointError, ConfigurationError
@@ -69,6 +69,23 @@ def test_a_failing_version_ends_the_run_where_that_was_asked(trainer, tmp_path):
         assert trainer.state.progress.global_step < before + 4000
         with ServedModel(disk / "root", follow=False) as model:
             assert np.isfinite(model.predict(QUESTION)).all()
+
+
+def test_a_version_that_fails_as_its_run_ends_is_no_error_of_the_next_run(trainer, tmp_path):
+    publish, bias = Publish(tmp_path, batch=8, on_error="raise"), trainer.network.head.bias
+    sound = bias.asnumpy().copy()
+
+    def fail(trainer):
+        ops.assign(bias, Tensor(sound))
+        raise RuntimeError("an error of the user's own")
+
+    spoil = LambdaCallback(on_train_step_end=lambda trainer: ops.assign(bias, Tensor(sound * np.nan)))
+    callbacks = [spoil, publish, LambdaCallback(on_train_step_end=fail)]
+    with pytest.raises(RuntimeError, match="of the user's own"):
+        trainer.online_train(clicks, max_steps=2, callbacks=callbacks)
+    assert "'head.bias' holds 1 of 1 values that are NaN" in publish.problem
+    trainer.online_train(clicks, max_steps=2, callbacks=[publish])
+    assert publish.problem is None
 
 
 class NoMoreFiles(Callback):

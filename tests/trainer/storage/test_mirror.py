@@ -213,6 +213,22 @@ def test_trainer_serve_answers_from_a_mirror(s3, url, cancer, made, tmp_path):
         server.stop()
 
 
+def test_any_version_of_a_mirror_is_served_by_its_number(s3, url, cancer, made, tmp_path):
+    trainer, root = made(tmp_path / "run"), tmp_path / "run" / "published"
+    for _ in range(2):  # the versions of the second call build on none of the first
+        trainer.fit(cancer, batch_size=128, callbacks=[Publish(batch=8), Mirror(url)], max_steps=2)
+    numbers = [version.number for version in Versions(root).list()]
+    assert len(numbers) == 4
+    for number in numbers:
+        with ServedModel(root, version=number, follow=False) as here:
+            expected = here.predict(cancer["x"][:8])
+        with ServedModel(url, version=number, follow=False) as there:
+            np.testing.assert_array_equal(there.predict(cancer["x"][:8]), expected)
+            assert there.version == number
+    with pytest.raises(CheckpointError, match=r"there is no .*/published/v_00000009, or it is incomplete"):
+        ServedModel(url, version=9, follow=False)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("inside", [True, False], ids=["in-the-run-folder", "beside-it"])
 def test_what_was_published_stays_and_its_numbers_go_on_elsewhere(s3, url, cancer, made, tmp_path, inside):
