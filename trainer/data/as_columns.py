@@ -167,18 +167,30 @@ def non_finite_rows(column: np.ndarray | Ragged, *, nan_allowed: bool = False) -
     return np.flatnonzero(is_bad_row)
 
 
-def with_finite_inputs(columns: Columns, others: int) -> Columns:
+def with_finite_inputs(columns: Columns, names: Sequence[str], others: int) -> Columns:
     """Return columns in which rows of weight 0 have 0 for NaN and infinite inputs.
 
     These rows count for nothing, but the gradient of 0 times NaN is NaN.
 
     Args:
         others: number of columns after the inputs; the last one holds the row weights.
+
+    Raises:
+        DataError: a weight is negative, NaN or infinite.
     """
     weights = columns[-1].reshape(-1)
-    weightless = np.flatnonzero(weights == 0)
-    if not len(weightless):
+    if weights.dtype.kind not in "fiub" or not weights.size:
+        return columns  # refused later
+    lowest = weights.min()
+    if not (lowest >= 0 and weights.max() < np.inf):
+        row = int(np.argmin((weights >= 0) & (weights < np.inf)))
+        raise DataError(
+            f"column {names[-1]!r} weighs the rows and takes finite numbers from 0; received {weights[row]} in row "
+            f"{row} of a batch"
+        )
+    if lowest > 0:
         return columns
+    weightless = np.flatnonzero(weights == 0)
     return (*(_finite_at(weightless, len(weights), column) for column in columns[:-others]), *columns[-others:])
 
 

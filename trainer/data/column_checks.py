@@ -225,7 +225,7 @@ class BatchConversion:
             columns = self._options.list_types(columns, names)
         columns, self.names = self.ragged(columns, names, item.lengths if self._options.pads_alike else None)
         if self._options.weighed:
-            columns = with_finite_inputs(columns, self._options.weighed)
+            columns = with_finite_inputs(columns, self.names, self._options.weighed)
         item_form = self._check(columns, number, epoch)
         if self._options.columns is not None:
             columns, item_form = columns[: self._options.columns], item_form[: self._options.columns]

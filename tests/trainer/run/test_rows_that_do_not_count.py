@@ -10,6 +10,7 @@ from mindspore import Tensor, nn
 from callbacks import EarlyStopping, ProgressBar, TerminateOnNaN
 from tests.trainer.run.networks import OneNumber
 from trainer import MultiTaskLoss, Trainer
+from trainer.errors import DataError
 from trainer.features import Features, Numeric
 from trainer.streams import ReplayStream
 
@@ -175,3 +176,14 @@ def test_an_evaluation_in_which_no_row_counts_says_so(caplog):
     assert np.isnan(trainer.evaluate({**rows, "w": [0.0, 0.0]})["loss"])
     (warning,) = caplog.messages
     assert "every row has the weight 0" in warning
+
+
+@pytest.mark.parametrize("weight", [-1.0, np.nan, np.inf])
+def test_a_weight_below_0_or_not_finite_is_refused_in_training_too(weight):
+    """A row of a negative weight was left out of the loss, and counted in what divides it."""
+    network, features = OneNumber(), Features([Numeric("x")], label="y", weight="w")
+    trainer = Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.1), features=features)
+    weights = np.ones(12, np.float32)
+    weights[9] = weight
+    with pytest.raises(DataError, match=r"weighs the rows and takes finite numbers from 0; received .* in row 3"):
+        trainer.fit((X[:12, :1], X[:12, 1], weights), batch_size=6, shuffle=False, callbacks=[])

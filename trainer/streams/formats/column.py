@@ -195,7 +195,7 @@ class Column:
             minimum, maximum = self.integer_range()
             low = minimum if low is None else max(minimum, low)
             high = maximum if high is None else min(maximum, high)
-        limits = "" if low is None and high is None else f" from {low} to {high}"
+        limits = ("" if low is None else f" from {low}") + ("" if high is None else f" to {high}")
         return f"takes {finite}{self.dtype}{limits}; received "
 
 
