@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..checkpoint import durable, manifest
+from ..checkpoint import catalog, durable, manifest
 from ..errors import CheckpointError, CheckpointNotFoundError
 from ..storage.fetch import PUBLISHED, fetch_part, scratch_folder
 from ..storage.location import Location, is_url
@@ -25,7 +25,7 @@ class MirroredVersions:
 
     def __init__(self, url: str, version: int | None = None) -> None:
         self._source, self._version = Location(url), version
-        self.folder = scratch_folder("served")  # removed when the process ends
+        self.folder = scratch_folder("served")  # removed by `discard`, or when the process ends
         self._pulled_pointers: tuple[bytes, bytes | None] | None = None
 
     def __str__(self) -> str:
@@ -37,6 +37,11 @@ class MirroredVersions:
             self._pull()
         except OSError as error:
             raise CheckpointError(f"the mirror cannot be read: {error}") from error
+
+    def discard(self) -> None:
+        """Remove the copy; `pull` would make a new one."""
+        catalog.delete(self.folder)
+        self._pulled_pointers = None
 
     def _pull(self) -> None:
         for is_last_try in (False, False, True):

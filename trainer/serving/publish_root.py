@@ -57,6 +57,18 @@ class PublishRoot:
         """Raise FolderInUseError if another run has taken the lock."""
         self._lock.check()
 
+    def warn_if_behind(self, step: int) -> None:
+        """Warn that a run that had no step left to train leaves an older version."""
+        published = None
+        with contextlib.suppress(CheckpointError):
+            published = Current.read(self.path).step
+        if (published or 0) < step:
+            logger.warning(
+                "no step was trained, so nothing is published: the newest version of %s is of step %s, the weights are "
+                "of step %d; 'trainer export RUN --publish FOLDER' publishes a snapshot",
+                *(self.path, published, step),
+            )
+
     def sweep(self) -> None:
         """Remove old versions; skipped while another process changes the pins."""
         try:

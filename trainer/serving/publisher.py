@@ -219,6 +219,8 @@ class Publish(Callback):
 
     def on_train_end(self, trainer: Trainer) -> None:
         """Publish the final state and wait until it is written."""
+        if trainer.state.outputs is None and self._folder is not None:
+            self._folder.warn_if_behind(trainer.state.progress.global_step)
         if trainer.state.outputs is None or not self._participates(trainer):
             return
         for _ in range(2):  # retry once: no later version can replace a failed last one
@@ -363,6 +365,12 @@ class Publish(Callback):
             if self.on_error == "raise":
                 raise
             self._record_failure(error)
+        needed = [] if self._graph is None else [self._graph, *self._chain]
+        if not all((self._known_root / folder.name).is_dir() for folder in needed):
+            logger.warning(
+                "folders that versions build on are gone from %s: the next version has everything", self.root
+            )
+            self._graph, self._chain = None, []
         if self._graph is None:
             inputs = trained_batch(trainer) if seen is None else seen
             with shared_errors(self._known_root):

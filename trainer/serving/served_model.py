@@ -44,8 +44,7 @@ class ServedModel:
 
     Args:
         root: folder that `Publish` writes to, or the URL of a mirror of it (see `Mirror`). Versions of a mirror are
-            downloaded to a temporary folder, which is removed when the process ends, and verified before they are
-            served.
+            downloaded to a temporary folder, which `close` removes, and verified before they are served.
         version: "served" for the pinned version (see `Versions`), or the newest if none is pinned; "newest" to ignore
             pins; or a version number.
         follow: True applies new versions as they appear; False only on `refresh`.
@@ -93,8 +92,12 @@ class ServedModel:
         self._update_due = threading.Event()  # set while an update waits for `_run_lock`
         self._stop = threading.Event()
         self._pointer_state: tuple[int, ...] | None = None  # the pointer files' times and sizes at the last refresh
-        self.refresh()
         self._thread: threading.Thread | None = None
+        try:
+            self.refresh()
+        except BaseException:
+            self.close()
+            raise
         if follow:
             self._thread = threading.Thread(target=self._follow, name="model-consumer", daemon=True)
             self._thread.start()
@@ -277,10 +280,12 @@ class ServedModel:
         return tuple(marks)
 
     def close(self) -> None:
-        """Stop following new versions."""
+        """Stop following new versions, and remove the copy of a mirror."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
+        if self._mirrored is not None:
+            self._mirrored.discard()
 
     def __enter__(self) -> ServedModel:
         return self

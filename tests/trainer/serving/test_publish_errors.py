@@ -3,6 +3,7 @@
 import logging
 import os
 import resource
+import shutil
 import tempfile
 
 import mindspore as ms
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
-from callbacks import Callback, LambdaCallback
+from callbacks import Callback, LambdaCallback, ModelCheckpoint
 from tests.trainer.serving.test_published import Net, clicks, tmpfs
 from trainer import Trainer
 from trainer.errors import CheckpointError, ConfigurationError
@@ -86,6 +87,43 @@ def test_a_version_that_fails_as_its_run_ends_is_no_error_of_the_next_run(traine
     assert "'head.bias' holds 1 of 1 values that are NaN" in publish.problem
     trainer.online_train(clicks, max_steps=2, callbacks=[publish])
     assert publish.problem is None
+
+
+def test_a_folder_that_is_emptied_while_a_run_publishes_there_is_filled_again(trainer, tmp_path, caplog):
+    """As by someone who makes room on the disk, or a program that clears folders of temporary files."""
+    publish = Publish(tmp_path, every=1e-6, batch=8)
+
+    def empty(trainer):
+        publish.wait()
+        if trainer.state.progress.global_step % 4 == 2:
+            for path in tmp_path.glob("*[0-9a-f]"):
+                shutil.rmtree(path)
+
+    trainer.online_train(clicks, max_steps=4, callbacks=[LambdaCallback(on_train_step_end=empty), publish])
+    assert "folders that versions build on are gone" in caplog.text
+    with ServedModel(tmp_path, follow=False) as model:
+        np.testing.assert_allclose(model.predict(QUESTION), trainer.predict(QUESTION), rtol=1e-5, atol=1e-6)
+
+
+def test_a_run_that_has_nothing_left_to_train_says_that_its_version_is_older(tmp_path, caplog):
+    def fit(**options):
+        network = nn.Dense(2, 1)
+        trainer = Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.01))
+        rows = (np.ones((8, 2), np.float32), np.ones((8, 1), np.float32))
+        publish = Publish(tmp_path / "served", every=3600, batch=8)
+        trainer.fit(rows, epochs=2, batch_size=4, sink_size=1, callbacks=[publish, *options.pop("more", ())], **options)
+
+    with tmpfs(tmp_path / "served", "1m"):
+        ballast = tmp_path / "served" / "ballast"
+        full = LambdaCallback(
+            on_train_end=lambda trainer: ballast.write_bytes(bytes(shutil.disk_usage(ballast.parent).free))
+        )
+        fit(more=[full, ModelCheckpoint(tmp_path / "snapshots")])
+        ballast.unlink()
+        caplog.clear()
+        fit(resume=tmp_path / "snapshots")
+        assert "nothing is published: the newest version of" in caplog.text
+        assert "is of step 1, the weights are of step 4" in caplog.text
 
 
 class NoMoreFiles(Callback):

@@ -4,6 +4,7 @@ import logging
 import re
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -213,7 +214,9 @@ def test_trainer_serve_answers_from_a_mirror(s3, url, cancer, made, tmp_path):
         server.stop()
 
 
-def test_any_version_of_a_mirror_is_served_by_its_number(s3, url, cancer, made, tmp_path):
+def test_any_version_of_a_mirror_is_served_by_its_number(s3, url, cancer, made, tmp_path, monkeypatch):
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     trainer, root = made(tmp_path / "run"), tmp_path / "run" / "published"
     for _ in range(2):  # the versions of the second call build on none of the first
         trainer.fit(cancer, batch_size=128, callbacks=[Publish(batch=8), Mirror(url)], max_steps=2)
@@ -225,8 +228,10 @@ def test_any_version_of_a_mirror_is_served_by_its_number(s3, url, cancer, made, 
         with ServedModel(url, version=number, follow=False) as there:
             np.testing.assert_array_equal(there.predict(cancer["x"][:8]), expected)
             assert there.version == number
+        np.testing.assert_array_equal(there.predict(cancer["x"][:8]), expected)
     with pytest.raises(CheckpointError, match=r"there is no .*/published/v_00000009, or it is incomplete"):
         ServedModel(url, version=9, follow=False)
+    assert list((tmp_path / "temporary").iterdir()) == [], "copies of a mirror that nobody serves any more"
 
 
 @pytest.mark.long
