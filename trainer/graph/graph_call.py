@@ -16,7 +16,7 @@ from ..data.batch_sizes import MANY_SIZES, warn_of_sizes
 from ..data.chunk import Chunk
 from ..errors import GraphError, TrainerError
 from ..mindspore_internals import execution
-from ..mindspore_internals.compilation import compiling
+from ..mindspore_internals.compilation import compiling, release_failed
 from ..mindspore_internals.execution import eager_mode, wait_for_operators
 from ..mindspore_internals.messages import (
     LAMBDA,
@@ -59,6 +59,14 @@ class GraphCall:
 
         `signature` is a hashable key of the tensors' shapes and dtypes, computed here if not given.
         """
+        try:
+            return self._run(tensors, signature)
+        except Exception:
+            self._programs.clear()
+            release_failed(self.cell)
+            raise
+
+    def _run(self, tensors: tuple[Tensor, ...], signature: Any) -> Any:
         cell = self.cell
         if signature is None:
             signature = tuple([(tensor.shape, tensor.dtype) for tensor in tensors])

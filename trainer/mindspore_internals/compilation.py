@@ -184,6 +184,17 @@ def release_dropped() -> None:
             cell.compile_cache.clear()
 
 
+def release_failed(cell: nn.Cell) -> None:
+    """Release the programs of a cell, one of which has failed while it ran.
+
+    MindSpore refuses every later call of such a program ("An error occurred in the previous step"); the next call
+    compiles another one. Call it on the thread that ran the program.
+    """
+    with compile_lock:
+        drop_programs([cell])
+        release_dropped()
+
+
 def count_programs(cell: nn.Cell) -> int:
     """Return the number of programs of `cell`, one per set of shapes and modes."""
     return len(getattr(cell, "compile_cache", ()))

@@ -45,6 +45,10 @@ class ExportedModel:
         feeds: dict[str, Any] = dict(self._rows)
         for entry in self.about["inputs"]:
             column = np.asarray(columns[entry["name"]])
+            if "range" in entry:  # of a dense table, in which ONNX would read the last row for -1
+                low, high = entry["range"]
+                if not ((column >= low) & (column <= high)).all():
+                    raise ValueError(f"{entry['name']} takes ids from {low} to {high}")
             if entry["tables"] is not None:  # replace ids by row numbers
                 flat = column.reshape(len(column), -1).copy()
                 for element, name in enumerate(entry["tables"]):

@@ -270,6 +270,8 @@ def _described_inputs(
         tables = table_of_each_element(fields, index, column, sparse_tables)
         entry: dict[str, Any] = {"name": name, "shape": [None, *column.shape[1:]], "tables": tables}
         entry["dtype"] = "int32" if tables is not None else column.dtype.name
+        if (limits := fields.limits(index)) is not None:
+            entry["range"] = list(limits)
         owner = name if name in graph.ragged else column_of(name)
         if owner in graph.ragged:
             spec = graph.ragged[owner]

@@ -74,6 +74,7 @@ def export_network(
         "shapes": [list(column.shape[1:]) for column in columns],
         "dtypes": [column.dtype.str for column in columns],
         "fields": fields.to_json(),
+        "dense": fields.dense_to_json(),
         "tables": [{"name": spec.name, "dim": spec.dim, "padding": spec.padding} for spec in specs],
         "stacks": stacks,
         "outputs": list(output_names),

@@ -25,7 +25,8 @@ from ..features.feature_files import read_features
 from ..metrics.calibration_map import CalibrationMap
 from ..metrics.predictions import activate, activate_outputs
 from ..mindspore_internals.cell_structure import parameters_of
-from ..mindspore_internals.compilation import compile_lock
+from ..mindspore_internals.compilation import compile_lock, release_failed
+from ..mindspore_internals.messages import main_message
 from ..mindspore_internals.shared_memory import HostMirror, overwrite
 from ..streams.formats.coercion import whole_numbers
 from ..streams.formats.ragged_column import text_only
@@ -34,6 +35,8 @@ from .published import Current
 from .published_items import PublishedItems
 
 logger = logging.getLogger(__name__)
+
+_NO_ROWS = "predict: there are no rows"
 
 
 class ServedGraph:
@@ -69,9 +72,11 @@ class ServedGraph:
         self._programs = [_Program(folder / file, entry["batch"], entry["stacks"]) for file, entry in files]
         self.sizes = tuple(program.batch for program in self._programs)  # batch sizes, ascending
         self.weights = self._programs[-1].weights
-        fields = FieldMap.from_json(description["fields"])
-        fields.names = tuple(description["columns"])
-        self._reads = FixedReads(list(self.tables.values()), fields, read_layout(fields.components, specs))
+        dense = description.get("dense", ())  # absent in older versions
+        self.fields = FieldMap.from_json(description["fields"], dense)
+        self.fields.names = tuple(description["columns"])
+        layout = read_layout(self.fields.components, specs)
+        self._reads = FixedReads(list(self.tables.values()), self.fields, layout)
 
     def set_weights(self, weights: Mapping[str, np.ndarray]) -> None:
         """Set the parameters of the network outside its tables; ignore unknown names.
@@ -130,8 +135,13 @@ class _Program:
         for pair in (*self._rows, *self._maps):
             if pair is not None:
                 pair[0].push()
-        with contextlib.nullcontext() if self._compiled else compile_lock:
-            outputs = self._cell(*(Tensor(column) for column in columns))
+        try:
+            with contextlib.nullcontext() if self._compiled else compile_lock:
+                outputs = self._cell(*(Tensor(column) for column in columns))
+        except Exception as error:
+            self._compiled = False
+            release_failed(self._cell)
+            raise GraphError(f"the published network failed on these rows: {main_message(str(error))}") from error
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         if not self._compiled:
             _check_rows(outputs, self.batch)
@@ -245,6 +255,8 @@ def _validated(graph: ServedGraph, batch: Any) -> list[Any]:
         batch = [batch[name] for name in names]
     elif not isinstance(batch, Sequence) or isinstance(batch, np.ndarray):
         batch = [batch]
+    if not len(batch):
+        raise DataError(_NO_ROWS)
     if len(batch) != len(names):
         raise DataError(f"predict takes {len(names)} columns ({', '.join(names)}); received {len(batch)}")
     indices = [graph.description["columns"].index(name) for name in names]
@@ -256,14 +268,17 @@ def _validated(graph: ServedGraph, batch: Any) -> list[Any]:
             shape = ["lists"]
         else:
             column, shape = text_only(column, np.asarray(column)), shapes[index]
-        wrong = name not in graph.ragged and list(column.shape[1:]) != shape
-        if wrong or not len(column) or len(column) != len(columns[0] if columns else column):
+        wrong = name not in graph.ragged and (not column.ndim or list(column.shape[1:]) != shape)
+        if wrong or len(column) != len(columns[0] if columns else column):
             raise DataError(f"column {name} must be [n{''.join(f', {s}' for s in shape)}]; received {column.shape}")
-        columns.append(_typed(name, column, np.dtype(graph.description["dtypes"][index])))
+        is_id = index in graph.fields.id_columns
+        columns.append(_typed(name, column, np.dtype(graph.description["dtypes"][index]), is_id=is_id))
+    if not len(columns[0]):
+        raise DataError(_NO_ROWS)
     return columns
 
 
-def _typed(name: str, column: Any, dtype: np.dtype) -> Any:
+def _typed(name: str, column: Any, dtype: np.dtype, *, is_id: bool) -> Any:
     """Return a column in a type that the network takes, with all its values."""
     if isinstance(column, Ragged) and not len(column[:].values):  # the dtype of empty lists is unknown
         return column.astype("U1" if column.padding == "" else dtype)
@@ -272,11 +287,13 @@ def _typed(name: str, column: Any, dtype: np.dtype) -> Any:
             accepted = "text" if isinstance(column, Ragged) and column.padding == "" else dtype
             raise DataError(f"column {name!r} takes {accepted}; received values of several types, or missing ones")
         return to_ids(column, f"column {name!r}")
-    if column.dtype.kind == "f" and dtype.kind in "iu":
+    if column.dtype.kind in "US" and not is_id and dtype != np.int64:  # text that is no id was trained by its hash
+        raise DataError(f"column {name!r} takes {dtype}; received text")
+    if column.dtype.kind == "f" and dtype.kind in "iub":
         values = column[:].values if isinstance(column, Ragged) else column
         whole = whole_numbers(values.reshape(-1))
-        if whole is None or whole[1].any():
-            raise DataError(f"column {name!r} takes {dtype}; received fractions or missing values")
+        if whole is None or whole[1].any() or not np.array_equal(whole[0].astype(dtype), whole[0]):
+            raise DataError(f"column {name!r} takes {dtype}; received fractions, missing values or larger numbers")
     return column.astype(dtype) if column.dtype.kind == "f" else column
 
 

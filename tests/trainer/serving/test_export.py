@@ -15,12 +15,14 @@ from tests.trainer.serving.test_served_lists import rows as lists
 from tests.trainer.serving.test_served_lists import train as train_lists
 from trainer import Trainer, models
 from trainer.data.ragged import Ragged
+from trainer.embedding import Embedding
 from trainer.errors import ConfigurationError
 from trainer.experiment.cli import main
 from trainer.experiment.commands.serve_command import published_folder
 from trainer.features import Categorical, Features
 from trainer.models.retrieval import read_vectors
 from trainer.serving import ServedModel, export_model, read_features
+from trainer.serving.call_exported import ExportedModel
 
 pytestmark = pytest.mark.process
 
@@ -129,6 +131,26 @@ def test_an_operator_that_mindspore_does_not_export_is_named(tmp_path):
 def test_a_network_without_tables_is_exported(tmp_path):
     assert export_model(Trainer(Sums(False)), tmp_path / "model", DENSE, batch=4).batch is None
     assert "output (4,) largest difference" in call(tmp_path / "model")
+
+
+class Ranked(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.items = Embedding(2, 10)
+
+    def construct(self, item):
+        return self.items(item).sum(1)
+
+
+def test_the_program_in_the_folder_refuses_ids_out_of_range_of_a_dense_table(tmp_path):
+    items = {"item": np.arange(8)}
+    trainer = Trainer(Ranked())
+    export_model(trainer, tmp_path / "model", items, batch=8)
+    model = ExportedModel(tmp_path / "model")
+    np.testing.assert_allclose(model.answer(items)[0], trainer.predict(items), atol=1e-6)
+    for wrong in (-1, 10):
+        with pytest.raises(ValueError, match="item takes ids from 0 to 9"):
+            model.answer({"item": np.array([3, wrong])})
 
 
 @pytest.mark.long

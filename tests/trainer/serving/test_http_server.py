@@ -527,6 +527,50 @@ def test_collections_of_garbage_do_not_visit_what_the_server_started_with(publis
     assert len(gc.get_objects()) > before / 2  # a process that goes on collects as before
 
 
+class Places(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.users = Embedding(2, name="users")
+        self.places = Embedding(2, 10, name="places")
+
+    def construct(self, user, place):
+        return (self.users(user) + self.places(place)).sum(1)
+
+
+def test_ids_have_the_range_that_they_have_in_the_trainer(tmp_path):
+    network = Places()
+    trainer = Trainer(network, nn.MSELoss(), nn.Adam(network.trainable_params(), 0.1))
+    users = np.array([2**63, 2**64 - 1, 7], np.uint64)
+    rows = {"user": users, "place": np.array([0, 9, 3])}
+    signed = {**rows, "user": users.view(np.int64), "y": np.ones(3, np.float32)}
+    trainer.fit(signed, 3, batch_size=3, callbacks=[Publish(tmp_path, batch=8)])
+    expected = [*trainer.predict(rows).tolist(), None, None]
+    columns = {"user": [*users.tolist(), 2**64, 7], "place": [0, 9, 3, 3, 10]}
+    tensors = {"inputs": [
+        {"name": "user", "shape": [3], "datatype": "UINT64", "data": users.tolist()},
+        {"name": "place", "shape": [3], "datatype": "INT64", "data": [0, 9, 3]},
+    ]}  # fmt: skip
+
+    async def ask():
+        service = Service(tmp_path, ServeOptions())
+        await service.start()
+        calls = [
+            Call("predict", json.dumps({"columns": columns}).encode()),
+            Call("infer", json.dumps(tensors).encode()),
+        ]
+        answers = [json.loads((await service.handle(call)).body) for call in calls]
+        await service.stop()
+        return answers
+
+    of_rows, of_tensors = asyncio.run(ask())
+    assert of_rows["prediction"] == expected
+    assert [error["reason"] for error in of_rows["errors"]] == [
+        f"takes int64 from {-(2**63)} to {2**63 - 1}; received {2**64}",
+        "takes int64 from 0 to 9; received 10",
+    ]
+    assert of_tensors["outputs"][0]["data"] == expected[:3]
+
+
 class OfFeatures:
     def __init__(self, *declared):
         self.features = Features(declared)

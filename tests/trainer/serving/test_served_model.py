@@ -14,7 +14,7 @@ from mindspore import nn, ops
 from callbacks import Callback
 from trainer import Trainer
 from trainer.embedding import Embedding, EmbeddingBag, Eviction
-from trainer.errors import CheckpointNotFoundError, ConfigurationError, DataError
+from trainer.errors import CheckpointNotFoundError, ConfigurationError, DataError, GraphError
 from trainer.serving import version_update
 from trainer.serving.packed_rows import pack_rows, unpack_rows
 from trainer.serving.published import known_versions
@@ -239,3 +239,79 @@ def test_ids_are_the_same_in_any_array_and_what_is_no_id_is_named(ids, tmp_path)
                 model.predict([[*ids[:2], missing], x])
         with pytest.raises(DataError, match="column 'x' takes float32"):
             model.predict([ids, np.array([[1.0], [None], [2.0]], object)])
+
+
+class Shop(nn.Cell):
+    """A dense and a sparse table, one of MindSpore's own, and columns of other types."""
+
+    rows_are_independent = True
+
+    def __init__(self):
+        super().__init__()
+        self.items = Embedding(2, 10, name="items")
+        self.users = Embedding(2, name="users")
+        self.places = nn.Embedding(10, 2)
+        self.head = nn.Dense(4, 1)
+
+    def construct(self, item, user, place, x, count, new):
+        vectors = self.items(item) + self.users(user) + self.places(place)
+        numbers = ops.stack((x + count.astype(ms.float32), new.astype(ms.float32)), 1)
+        return self.head(ops.concat((vectors, numbers), 1)).reshape(-1)
+
+
+GOODS = {
+    "item": np.arange(8) % 10,
+    "user": np.arange(8) - 3,
+    "place": np.arange(8, dtype=np.int32),
+    "x": np.linspace(0, 1, 8, dtype=np.float32),
+    "count": np.arange(8, dtype=np.int32),
+    "new": np.arange(8) % 2 == 0,
+}
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory):
+    network, root = Shop(), tmp_path_factory.mktemp("shop")
+    trainer = Trainer(network, nn.MSELoss(), nn.Adam(network.trainable_params(), 0.1))
+    trainer.fit({**GOODS, "y": np.ones(8, np.float32)}, 2, batch_size=8, callbacks=[Publish(root, batch=8)])
+    with ServedModel(root, follow=False) as model:
+        yield trainer, model, root
+
+
+@pytest.mark.parametrize("wrong", [-1, 10])
+def test_an_id_out_of_range_of_a_dense_table_is_refused(shop, wrong):
+    trainer, model, _ = shop
+    rows = {**GOODS, "item": np.array([wrong, *GOODS["item"][1:]])}
+    for predict in (trainer.predict, model.predict):
+        with pytest.raises(DataError, match=f"dense table 'items' takes ids from 0 to 9; received {wrong}"):
+            predict(rows)
+    np.testing.assert_array_equal(model.predict(GOODS), trainer.predict(GOODS))
+
+
+def test_rows_on_which_the_network_fails_do_not_end_later_predictions(shop):
+    trainer, model, _ = shop
+    expected = model.predict(GOODS)
+    for predict in (model.predict, trainer.predict):
+        with pytest.raises(GraphError, match="should be in the range"):
+            predict({**GOODS, "place": np.full(8, 22, np.int32)})
+        np.testing.assert_array_equal(predict(GOODS), expected)
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "said"),
+    [
+        ("new", np.full(8, 0.5), "column 'new' takes bool; received fractions"),
+        ("count", np.full(8, 2.0**31), "column 'count' takes int32; received .* larger numbers"),
+        ("x", np.full(8, "1.5"), "column 'x' takes float32; received text"),
+        ("x", 1.5, r"column x must be \[n\]"),
+    ],
+)
+def test_values_that_a_column_cannot_hold_are_refused(shop, column, values, said):
+    with pytest.raises(DataError, match=said):
+        shop[1].predict({**GOODS, column: values})
+
+
+def test_no_rows_are_named(shop):
+    for rows in ({name: column[:0] for name, column in GOODS.items()}, []):
+        with pytest.raises(DataError, match="there are no rows"):
+            shop[1].predict(rows)

@@ -47,7 +47,7 @@ class FixedReads:
 
         self._find, self._gather = id_kernels.find_rows.ready(), kernels.gather_of_tables.ready()
         self._map_length = id_kernels.MAP_LENGTH
-        self._tables = list(tables)
+        self._tables, self._fields = list(tables), fields
         self._bundles = [(bundle, list(self._reads_of(bundle, fields, layout))) for bundle in layout.bundles]
         self._numberings: list[object] = []
         self._maps = self._stores = np.zeros((0, 0), np.int64)
@@ -83,10 +83,11 @@ class FixedReads:
                 id's row.
 
         Raises:
-            DataError: a column of ids holds neither integers nor text.
+            DataError: a column of ids holds neither integers nor text, or an id is out of range of a dense table.
         """
         self._update_addresses()
         out = [np.asarray(column) for column in columns]
+        self._fields.check_dense([column[None] for column in out])
         for bundle, reads in self._bundles:
             for stack in bundle.stacks:
                 rows[stack][0] = 0.0

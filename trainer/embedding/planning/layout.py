@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import DataError
+from ..tables.hashing import float_ids_hint
 from ..tables.spec import TableSpec
 
 
@@ -79,6 +80,10 @@ class DenseField:
     name: str
 
 
+def _range_of(values: np.ndarray) -> tuple[int, int]:
+    return int(values.min(initial=0)), int(values.max(initial=0))
+
+
 @dataclass
 class FieldMap:
     """Maps input elements to the tables that they feed."""
@@ -110,9 +115,46 @@ class FieldMap:
             for component in self.components
         ]
 
+    def dense_to_json(self) -> list[list[Any]]:
+        """Return `dense` as JSON."""
+        elements = [None if f.part.elements is None else f.part.elements.tolist() for f in self.dense]
+        return [[f.part.column, e, f.capacity, f.padding, f.name] for f, e in zip(self.dense, elements, strict=True)]
+
+    def check_dense(self, columns: Sequence[np.ndarray]) -> None:
+        """Check the ids of dense tables in columns [batches, batch, ...].
+
+        Raises:
+            DataError: they are not integers, or one is out of range. MindSpore would read the last row for -1, and
+                fail for others.
+        """
+        for table in self.dense:
+            values = columns[table.part.column]
+            name = f"{self.name_of(table.part.column)}: dense table {table.name!r}"
+            if values.dtype.kind not in "iu":
+                raise DataError(
+                    f"{name} takes integers from 0 to {table.capacity - 1}; received {values.dtype}"
+                    f"{float_ids_hint(values)}. mode='sparse' takes any ids"
+                )
+            low, high = _range_of(values := table.part.take(values))
+            if table.padding is not None and (high >= table.capacity or low < 0):
+                low, high = _range_of(values[values != table.padding])
+            if high >= table.capacity or low < 0:
+                raise DataError(
+                    f"{name} takes ids from 0 to {table.capacity - 1}; received {low if low < 0 else high}. "
+                    "mode='sparse' takes any ids"
+                )
+
+    def limits(self, column: int) -> tuple[int, int] | None:
+        """Return the smallest and largest id of a column that dense tables read whole."""
+        tables = [f for f in self.dense if f.part.column == column and f.part.elements is None]
+        if not tables:
+            return None
+        paddings = [table.padding for table in tables if table.padding is not None]
+        return min([0, *paddings]), max([min(table.capacity for table in tables) - 1, *paddings])
+
     @classmethod
-    def from_json(cls, components: list[dict[str, Any]]) -> FieldMap:
-        """Restore a map from the result of `to_json`, without the dense tables."""
+    def from_json(cls, components: list[dict[str, Any]], dense: Sequence[Sequence[Any]] = ()) -> FieldMap:
+        """Restore a map from the results of `to_json` and `dense_to_json`."""
         return cls(
             [
                 Component(
@@ -121,7 +163,8 @@ class FieldMap:
                     [np.array(mask, np.bool_) for mask in json["reads"]],
                 )
                 for json in components
-            ]
+            ],
+            [DenseField(ColumnPart(c, None if e is None else np.array(e)), *table) for c, e, *table in dense],
         )
 
 

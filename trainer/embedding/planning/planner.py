@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ...errors import DataError
-from ..tables.hashing import float_ids_hint, hash_text, to_ids
+from ..tables.hashing import hash_text, to_ids
 from ..tables.table import SparseTable, can_plan_together, plan_same_rows, plan_together
 from .layout import Bundle, Component, FieldMap, Layout
 from .sparse_plan import (
@@ -133,27 +132,8 @@ class Planner:
             if len({part.shape[1] for part in parts}) > 1:  # values of bags with offsets are not in rows
                 parts = [part.reshape(len(part), 1, -1) for part in parts]
             ids.append(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=2))
-        self._check_dense(columns, num_batches)
+        self.fields.check_dense([column[:num_batches] for column in columns])
         return ids
-
-    def _check_dense(self, columns: Sequence[np.ndarray], num_batches: int) -> None:
-        for field in self.fields.dense:
-            values = columns[field.part.column][:num_batches]
-            name = f"{self.fields.name_of(field.part.column)}: dense table {field.name!r}"
-            if values.dtype.kind not in "iu":
-                raise DataError(
-                    f"{name} takes integers from 0 to {field.capacity - 1}; received {values.dtype}"
-                    f"{float_ids_hint(values)}. mode='sparse' takes any ids"
-                )
-            values = field.part.take(values)
-            if field.padding is not None:
-                values = values[values != field.padding]
-            low, high = int(values.min(initial=0)), int(values.max(initial=0))
-            if high >= field.capacity or low < 0:
-                raise DataError(
-                    f"{name} takes ids from 0 to {field.capacity - 1}; received {low if low < 0 else high}. "
-                    "mode='sparse' takes any ids"
-                )
 
     def _query_owners(self, ids: Sequence[np.ndarray], train: bool, now: float) -> None:
         """Hook: query other processes for the rows of every component's ids."""

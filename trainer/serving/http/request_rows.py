@@ -201,7 +201,12 @@ class RowReader:
         texts = [name for name in self._id_columns if _is_text(values.get(name))]
         if texts:  # ids may be text instead of integers
             schema = Schema(self.fields | {name: replace(self.fields[name], dtype="str") for name in texts})
-        return schema.convert(values, count, refuse_bools=True)
+        decoded = schema.convert(values, count, refuse_bools=True)
+        wide = [name for name in self._id_columns if name in values and schema.fields[name].dtype == np.int64]
+        if wide and decoded.bad:
+            signed = {name: _signed(values[name]) for name in wide}
+            decoded = schema.convert({**values, **signed}, count, refuse_bools=True)
+        return decoded
 
 
 def _text_of_time(seconds: float) -> str:
@@ -229,7 +234,8 @@ def _plain_schema(graph: ServedGraph) -> Schema:
         index, spec = graph.description["columns"].index(name), graph.ragged.get(name)
         lists: dict[str, Any] = {} if spec is None else {"padding": spec.padding, "max_length": spec.longest}
         shape = tuple(graph.description["shapes"][index]) if spec is None else (None,)
-        columns[name] = Column(np.dtype(graph.description["dtypes"][index]), shape, **lists)
+        low, high = graph.fields.limits(index) or (None, None)
+        columns[name] = Column(np.dtype(graph.description["dtypes"][index]), shape, low, high, **lists)
     return Schema(columns)
 
 
@@ -238,6 +244,15 @@ def _id_columns(graph: ServedGraph) -> tuple[str, ...]:
     indices = {column for component in graph.description["fields"] for column, _ in component["parts"]}
     names = [name for index, name in enumerate(graph.description["columns"]) if index in indices]
     return tuple(name for name in names if name in graph.column_names)
+
+
+def _signed(values: Any) -> Any:
+    """Return ids from 2**63 to 2**64 - 1 modulo 2**64, as `to_ids` does."""
+    if isinstance(values, list):
+        return [_signed(value) for value in values]
+    if isinstance(values, np.ndarray):
+        return values.astype(np.int64) if values.dtype == np.uint64 else values
+    return values - (1 << 64) if isinstance(values, int) and 1 << 63 <= values < 1 << 64 else values
 
 
 def _is_text(values: Any) -> bool:
