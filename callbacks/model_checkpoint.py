@@ -226,8 +226,8 @@ class ModelCheckpoint(Callback):
         pointed = [record for record in durable if record["name"] == self.best_name]  # by a metric of earlier
         kept = durable[-self.keep_last :] + best[: self.keep_best] + pointed
         dropped = [record for record in durable if record not in kept]
-        if dropped and trainer.group.is_main:
-            names = {record["name"] for record in dropped}
+        names = {record["name"] for record in dropped} - self._names_of_others(trainer)
+        if names and trainer.group.is_main:
             others = [entry.name for entry in root.iterdir() if entry.is_dir() and entry.name not in names]
             try:
                 needed = trainer.saver.prune(root, sorted(others))  # they are removed once nothing builds on them
@@ -235,6 +235,11 @@ class ModelCheckpoint(Callback):
             except OSError as error:
                 logger.warning("ModelCheckpoint: %s could not be removed: %s", ", ".join(sorted(names)), error)
         self._records = [record for record in self._records if record not in dropped]
+
+    def _names_of_others(self, trainer: Trainer) -> set[str]:
+        """Return the names of the snapshots that other callbacks keep in this folder."""
+        others = [c for c in trainer.callbacks if isinstance(c, ModelCheckpoint) and c is not self]
+        return {record["name"] for other in others if other.root == self.root for record in other._records}
 
     def on_load_checkpoint(self, trainer: Trainer) -> None:
         """Treat the restored snapshot as this callback's own if it is in its folder."""

@@ -49,6 +49,18 @@ def test_the_best_and_the_last_are_kept_and_the_best_is_pointed_at(fit, tmp_path
     assert (tmp_path / "checkpoints" / "best").read_text().strip() == "step_00000016"
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_two_of_one_folder_keep_the_best_snapshots_of_each_other(fit, tmp_path, first):
+    other = iter([0.1, 0.2, 0.3])
+    measure = LambdaCallback(on_eval_end=lambda trainer: trainer.state.metrics.update(val_loss=-next(other)))
+    both = [
+        ModelCheckpoint(tmp_path, monitor="val_loss", keep_last=1),
+        ModelCheckpoint(tmp_path, monitor="val_auc", keep_last=1, restore_best=True),
+    ]
+    fit(measure, scores([0.5, 0.9, 0.8]), both[first], both[1 - first], epochs=3)
+    assert names(tmp_path) == ["step_00000016", "step_00000024"]  # the best of val_auc, and of val_loss
+
+
 def test_a_further_network_is_not_given_the_best_weights_of_the_first(fit, tmp_path):
     """As in a cross-validation with one list of callbacks."""
     checkpoint, seen = ModelCheckpoint(tmp_path, monitor="val_auc", restore_best=True), []
