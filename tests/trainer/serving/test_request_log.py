@@ -315,3 +315,33 @@ def test_a_model_that_the_log_cannot_take_is_not_kept_by_a_server_that_waits(tmp
     reply, threads = asyncio.run(run())
     assert (reply.status, b"rename that column" in reply.body) == (503, True)
     assert threads.count("model-consumer") <= 1
+
+
+def test_a_new_version_whose_columns_the_log_cannot_take_is_answered_and_not_logged(tmp_path, caplog):
+    """Its column would have been logged with the number of the version, and learned from the log so."""
+    root = tmp_path / "published"
+
+    def publish(*names):
+        declared = Features([Numeric(name) for name in names], label="click")
+        net = DeepFM(declared, dim=2, hidden=[4])
+        trainer = Trainer(net, nn.BCEWithLogitsLoss(), nn.Adam(net.trainable_params(), 1e-2), features=declared)
+        table = {name: np.arange(8.0) for name in names} | {"click": np.ones(8, np.float32)}
+        trainer.fit(table, epochs=1, batch_size=8, callbacks=[Publish(root, batch=4)])
+
+    async def ask(service):
+        assert (await service.handle(call([{"age": 1.0}]))).status == 200
+        await asyncio.to_thread(publish, "age", "version")
+        for _ in range(500):
+            reply = await service.handle(call([{"age": 1.0, "version": 3.5}] * 2))
+            if b'"version":4' in reply.body:
+                break
+            await asyncio.sleep(0.02)
+        assert reply.status == 200
+        return await metrics_of(service)
+
+    publish("age")
+    counts = serving(root, ask, log=tmp_path / "log", log_wait=5.0)
+    assert counts["unusable"] >= 2
+    assert "answered rows are not logged: serve: the log of served rows has the columns" in caplog.text
+    assert {row["version"] for row in logged(tmp_path / "log")} <= {1, 2}
+    assert all(row["age"] == 1.0 for row in logged(tmp_path / "log"))

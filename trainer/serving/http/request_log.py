@@ -92,6 +92,7 @@ class RequestLog:
         self._sink: Sink = sink_for(target)
         self._options, self._count = options, functools.partial(traffic.count_logged, name)
         self._retry = Retry(f"the log of served rows ({self._sink.label})", cap=_LONGEST_WAIT)
+        self._takes_rows_of = functools.lru_cache(maxsize=1)(self._is_accepted)  # of the reader that is used now
         self._entries: deque[_LogEntry] = deque()
         self._queued = 0  # number of rows that are not written yet
         self._wake = threading.Condition()
@@ -114,6 +115,18 @@ class RequestLog:
                 f"{taken[0]!r} of its own; rename that column"
             )
 
+    def _is_accepted(self, reader: RowReader) -> bool:
+        """Return whether the rows of a network can be logged; log the reason if not.
+
+        A later version may have another network than the one that the server began with.
+        """
+        try:
+            self.check(reader)
+        except ConfigurationError as error:
+            logger.error("answered rows are not logged: %s", error)
+            return False
+        return True
+
     def add(
         self, request: str, scored: ScoredRequest, recommended: Mapping[str, Any] | None = None
     ) -> asyncio.Future | None:
@@ -123,6 +136,9 @@ class RequestLog:
         """
         rows, options = len(scored.good), self._options
         if not rows:
+            return None
+        if recommended is None and not self._takes_rows_of(scored.reader):
+            self._count("unusable", rows)
             return None
         if options.log_share < 1 and hash_to_unit(np.array([request]), _SHARE_SEED)[0] >= options.log_share:
             self._count("left_out", rows)
