@@ -33,10 +33,18 @@ class _FileLogger(Logger):
 
     def setup(self, trainer: Trainer) -> None:
         owner = type(self).__name__
-        self.path = self._given_path or in_run_folder(trainer, self.default_name)
+        self.path = self._path_in(trainer)
         if self.path is None:
             raise ConfigurationError(f"{owner} needs a file: {owner}(path=...) or Trainer(run_dir=...)")
+        others = [callback for callback in trainer.callbacks if isinstance(callback, _FileLogger)]
+        if sum(other._path_in(trainer) == self.path for other in others) > 1:
+            raise ConfigurationError(
+                f"two loggers would write to {self.path}, and each over the other's lines: give {owner}(path=...)"
+            )
         require_writable(f"{owner}(path=...)", self.path.parent)
+
+    def _path_in(self, trainer: Trainer) -> Path | None:
+        return self._given_path or in_run_folder(trainer, self.default_name)
 
     def open(self, trainer: Trainer, step: int) -> None:
         """Open an empty file, or after a resume keep the lines up to `step`."""

@@ -125,6 +125,14 @@ def test_a_log_needs_somewhere_to_go(fit):
         fit(CSVLogger(), run_dir=None)
 
 
+@pytest.mark.parametrize("kind", [CSVLogger, JSONLinesLogger])
+def test_two_logs_of_one_file_are_refused(kind, fit, tmp_path):
+    """Lines of one were lost, or came before those that were written earlier."""
+    with pytest.raises(ConfigurationError, match=r"two loggers would write to .*log\."):
+        fit(kind(), kind(every=4))
+    fit(kind(), kind(tmp_path / "seldom", every=4))
+
+
 def test_histograms_of_weights_are_written_when_asked_for(fit, tmp_path):
     trainer = fit(TensorBoard(histograms=8), epochs=1, valid=False)
     events = read(tmp_path / "tensorboard")
