@@ -373,7 +373,7 @@ class Saver:
         return None
 
     def rollback(self) -> None:
-        """Restore parameters and tables of the newest snapshot, not the data position.
+        """Restore the model and optimizer of the newest snapshot, not the data position.
 
         Raises:
             CheckpointError: no snapshot was written or restored in this run.
@@ -394,6 +394,10 @@ class Saver:
         capture.assign((parameter, value) for parameter, value in tensors if parameter is not accumulation.count)
         accumulation.clear(keep_count=True)
         capture.restore_averages(content, snapshot)
+        calibration: Any = content.parts.get("calibration")
+        if calibration is not None and (saved := capture.part_states(snapshot, "calibration")):
+            calibration.catch_up()  # rows that were scored and are not counted yet are those of the later weights
+            calibration.load_state_dict(saved[-1])
 
 
 def _last_write(folder: Path) -> tuple[float, int]:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.csv as pcsv
 import pytest
 import yaml
-from mindspore import nn, set_seed
+from mindspore import nn, ops, set_seed
 
 from benchmarks.serve_process import Server
 from callbacks import EMA, Callback, EarlyStopping, ModelCheckpoint
@@ -168,6 +168,32 @@ def test_fit_learns_from_the_validation_of_the_weights_it_keeps(tmp_path):
     answers = made.predict(rows, output="probability", batch_size=4096)
     assert answers.sum() / truth.sum() == pytest.approx(1, abs=0.05)
     assert made.evaluate(valid, batch_size=4096)["calibrated_calibration"] == pytest.approx(1, abs=0.01)
+
+
+def test_a_rollback_brings_back_the_calibration_of_the_weights(tmp_path):
+    """What it learned from the scores of a training that diverged would calibrate the weights from before."""
+    rows = traffic(20_000)[0]
+    made, found = make_trainer({"min_rows": 10}, network=Numbers), {}
+
+    class Diverges(Callback):
+        order = -100
+
+        def on_save_checkpoint(self, trainer):
+            found.setdefault("saved", trainer.fitted_calibration().to_json())
+
+        def on_train_step_end(self, trainer):
+            step = trainer.state.progress.global_step
+            if step == 21:  # after the snapshot
+                ops.assign(trainer.network.dense.weight, trainer.network.dense.weight * -50.0)
+            if step == 39:
+                found["diverged"] = trainer.fitted_calibration().to_json()
+                trainer.rollback()
+                found["after"] = trainer.fitted_calibration().to_json()
+
+    callbacks = [Diverges(), ModelCheckpoint(tmp_path, every=20)]
+    made.online_train(batches(rows, 512), callbacks=callbacks, sink_size=1)
+    assert found["saved"] != found["diverged"]
+    assert found["after"] == found["saved"]
 
 
 def test_a_stream_after_fit_forgets_the_rows_of_the_validation():
