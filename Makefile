@@ -25,7 +25,7 @@ COMPILE = $(PY) -m uv pip compile --universal --python-version 3.10 --generate-h
 	--no-emit-index-url --no-emit-find-links --quiet
 # Processes that share the tests. More than two gain little: MindSpore uses every core by itself.
 WORKERS ?= 2
-PYTEST = $(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST = $(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 # MindSpore warns on every start; only its errors matter here.
 export GLOG_v ?= 3

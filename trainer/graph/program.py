@@ -355,6 +355,7 @@ class TrainStep(nn.Cell):
             self._apply(gradients, table_rows)
         elif self.has_buffers:
             self._restore_buffers()
+        return apply  # without a result, MindSpore would call Python in every step
 
     def _apply(self, gradients, table_rows):
         if self.clip_value is not None:

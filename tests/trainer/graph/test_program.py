@@ -1,11 +1,13 @@
 """The compiled step: accumulation, clipping, overflow and the graph loop, against NumPy and against themselves."""
 
+import mindspore
 import numpy as np
 import pytest
 from mindspore import amp, nn
 
 from trainer import Trainer
 from trainer.mindspore_internals.cell_structure import moving_statistics
+from trainer.streams import ReplayStream
 
 RATE = 0.5
 
@@ -190,3 +192,22 @@ class TestSunkSteps:
 
 def test_moving_statistics_finds_what_a_forward_changes(mlp):
     assert {p.name for p in moving_statistics(mlp())} == {"1.moving_mean", "1.moving_variance"}
+
+
+class TestPrograms:
+    @pytest.mark.parametrize(("rate", "verb"), [(0.11, "fit"), (0.12, "online_train")])
+    def test_a_guarded_step_calls_no_python(self, linear, cancer, tmp_path, rate, verb):
+        """MindSpore computes a function without a result in a branch by calling Python in every step."""
+        network = linear()
+        optimizer = nn.SGD(network.trainable_params(), rate)  # of its own: the program must not be compiled already
+        trainer = Trainer(network, nn.BCEWithLogitsLoss(), optimizer, amp_level="O2" if verb == "fit" else "O0")
+        mindspore.set_context(save_graphs=2, save_graphs_path=str(tmp_path))
+        try:
+            data = {name: cancer[name][:32] for name in ("x", "y")}
+            data = data if verb == "fit" else ReplayStream(data)
+            getattr(trainer, verb)(data, callbacks=[], batch_size=16)
+        finally:
+            mindspore.set_context(save_graphs=0, save_graphs_path=".")
+        programs = "".join(path.read_text() for path in tmp_path.rglob("*validate*.ir"))
+        assert "Switch(" in programs
+        assert "PyExecute(" not in programs
