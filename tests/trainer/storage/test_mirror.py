@@ -234,6 +234,35 @@ def test_any_version_of_a_mirror_is_served_by_its_number(s3, url, cancer, made, 
     assert list((tmp_path / "temporary").iterdir()) == [], "copies of a mirror that nobody serves any more"
 
 
+def test_versions_that_follow_each_other_faster_than_they_are_uploaded_reach_a_mirror(cancer, made, tmp_path):
+    """The versions of a pass would be gone before their turn, and those of the next pass too."""
+    trainer, root = made(tmp_path / "run"), tmp_path / "run" / "published"
+    publish = Publish(batch=8, compact=1, keep=1)
+    target = Location(f"file://{tmp_path}/mirror")
+    mirror_pass, upload = MirrorPass({"": tmp_path / "run"}, target), target.upload
+
+    def publish_two():
+        trainer.fit(cancer, batch_size=128, callbacks=[publish], max_steps=1)
+        return Versions(root).newest()
+
+    def slow_upload(path, name):
+        if path.parent.name.startswith("v_"):
+            publish_two()
+        return upload(path, name)
+
+    first = publish_two()
+    target.upload = slow_upload
+    mirror_pass.run()
+    with ServedModel(target.url, follow=False) as there:
+        assert there.version == first
+    target.upload = upload
+    publish_two()
+    assert mirror_pass.run()
+    assert {path.name for path in root.glob("[vg]*")} == {
+        path.name for path in (tmp_path / "mirror/published").glob("[vg]*")
+    }
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("inside", [True, False], ids=["in-the-run-folder", "beside-it"])
 def test_what_was_published_stays_and_its_numbers_go_on_elsewhere(s3, url, cancer, made, tmp_path, inside):
