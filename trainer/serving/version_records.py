@@ -186,7 +186,9 @@ class VersionRecords:
         numbers = self.numbers()
         if newest is not None:
             names |= {newest.graph.name, *(reference.name for reference in newest.chain)}
-            versions |= {number for number in numbers if newest.version - keep <= number}
+            # Count the versions: the numbers have gaps, where versions could not be written.
+            earlier = [number for number in numbers if number < newest.version]
+            versions |= {*earlier[-keep:], *(number for number in numbers if number >= newest.version)}
         for version in versions:
             names.add(version_name(version) if isinstance(version, int) else version.name)
             with contextlib.suppress(CheckpointError):  # keep only the version's own folder if it cannot be served

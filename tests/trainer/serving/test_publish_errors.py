@@ -12,10 +12,11 @@ import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
 from callbacks import Callback, LambdaCallback, ModelCheckpoint
+from tests.trainer.serving.test_finite_values import publish_and_wait
 from tests.trainer.serving.test_published import Net, clicks, tmpfs
 from trainer import Trainer
-from trainer.errors import CheckpointError, ConfigurationError
-from trainer.serving import Publish, ServedModel
+from trainer.errors import CheckpointError, ConfigurationError, NonFiniteError
+from trainer.serving import Publish, ServedModel, Versions
 
 QUESTION = np.arange(12).reshape(6, 2)
 
@@ -103,6 +104,23 @@ def test_a_folder_that_is_emptied_while_a_run_publishes_there_is_filled_again(tr
     assert "folders that versions build on are gone" in caplog.text
     with ServedModel(tmp_path, follow=False) as model:
         np.testing.assert_allclose(model.predict(QUESTION), trainer.predict(QUESTION), rtol=1e-5, atol=1e-6)
+
+
+def test_versions_that_could_not_be_written_do_not_count_as_versions_to_go_back_to(trainer, tmp_path):
+    publish, bias = Publish(tmp_path, batch=8, compact=1, keep=2), trainer.network.head.bias
+    sound = bias.asnumpy().copy()
+    trainer.online_train(clicks, max_steps=1, callbacks=[publish])
+    last, seen = Versions(tmp_path).newest(), trainer.first_batch(next(clicks()), 8)
+    publish.setup(trainer)
+    ops.assign(bias, Tensor(sound * np.nan))
+    for _ in range(4):
+        with pytest.raises(NonFiniteError):
+            publish_and_wait(publish, trainer, seen)
+    ops.assign(bias, Tensor(sound))
+    publish_and_wait(publish, trainer, seen)
+    publish.teardown(trainer)
+    assert Versions(tmp_path).newest() == last + 5
+    assert Versions(tmp_path).roll_back() == last
 
 
 def test_a_run_that_has_nothing_left_to_train_says_that_its_version_is_older(tmp_path, caplog):
