@@ -195,6 +195,18 @@ def test_text_that_no_table_reads_is_named(caplog):
     assert "column 'price': no table reads it" in caplog.text
 
 
+def test_text_in_the_place_of_numbers_is_refused_after_a_training():
+    trainer = trainer_of(Items(), nn.BCEWithLogitsLoss())
+    trainer.fit(SPARSE_ROWS, 1, batch_size=12, callbacks=[])
+    text = SPARSE_ROWS["price"].astype(str)
+    for prices in (text, text.astype(object)):
+        with pytest.raises(DataError, match="column 'price' takes numbers, as at first; received text"):
+            trainer.predict({**SPARSE_ROWS, "price": prices})
+    whole = np.arange(12)
+    expected = trainer.predict({**SPARSE_ROWS, "price": whole.astype(np.float32)})
+    np.testing.assert_array_equal(trainer.predict({**SPARSE_ROWS, "price": whole.astype(object)}), expected)
+
+
 def test_an_integer_is_one_id_in_lists_objects_and_frames():
     trainer = trainer_of(Items(), nn.BCEWithLogitsLoss())
     trainer.fit(SPARSE_ROWS, 1, batch_size=12, callbacks=[])

@@ -328,6 +328,8 @@ def test_all_users_of_a_file_are_written_as_they_are_answered(published, tmp_pat
     ):
         assert main([*command, *change]) == 2
         assert said in capsys.readouterr().err
+    assert main([*command, "--filter", "genres=None"]) == 1
+    assert "--filter and --without leave no items" in capsys.readouterr().err
     users.write_text("usr\n1\n", encoding="utf-8")
     assert main(command) == 1
     assert "a user has the columns user, age; received usr" in capsys.readouterr().err

@@ -63,11 +63,13 @@ def find_fields(network: nn.Cell, columns: Sequence[np.ndarray], names: Sequence
     # A cell that is not traced is assumed to read its `column` once.
     traced = any(cell.column is None for cell in cells)
     repeated, unchanged = _trace(network, cells, columns, names, readers, index_of) if traced else (set(), {})
-    for column, name, elements in zip(columns, names, readers, strict=False):
-        if np.asarray(column).dtype.kind in "USO" and not any(elements):
-            text = "column %r: no table reads it, so the network receives the hashes of its texts, which are integers"
-            _logger.warning(text, name)
+    unread = {index for index, elements in enumerate(readers) if not any(elements)}
+    texts = {index for index in unread if np.asarray(columns[index]).dtype.kind in "USO"}
+    for index in sorted(texts & set(range(len(names)))):
+        text = "column %r: no table reads it, so the network receives the hashes of its texts, which are integers"
+        _logger.warning(text, names[index])
     fields = _group_tables(heads, readers, names)
+    fields.numbers = unread - texts
     fields.unchanged = unchanged
     fields.names = tuple(names)
     fields.repeated = {index_of[id(cell.spec)] for cell in cells if id(cell) in repeated}

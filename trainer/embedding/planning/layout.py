@@ -92,6 +92,7 @@ class FieldMap:
     dense: list[DenseField] = field(default_factory=list)
     repeated: set[int] = field(default_factory=set)  # tables with a cell that the network calls more than once
     names: tuple[str, ...] = ()  # names of the columns, if known
+    numbers: set[int] = field(default_factory=set)  # columns that no table reads, and that held no text at first
     # id() of a cell -> the element that it reads, for cells that always receive one unchanged element of each row
     unchanged: dict[int, ColumnElement] = field(default_factory=dict)
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ...errors import DataError
 from ..tables.hashing import hash_text, to_ids
 from ..tables.table import SparseTable, can_plan_together, plan_same_rows, plan_together
 from .layout import Bundle, Component, FieldMap, Layout
@@ -83,7 +84,7 @@ class Planner:
             (columns, plan): in `columns`, ids are replaced by int32 positions and other text by its hash.
 
         Raises:
-            DataError: an id is out of range of a dense table, or a column holds no ids.
+            DataError: an id is out of range of a dense table, a column of ids holds none, or one of numbers holds text.
         """
         now = time.time() if now is None else now
         # Views with a leading batch axis.
@@ -92,7 +93,7 @@ class Planner:
         self._query_owners(ids, train, now)
         # Columns that hold only ids are replaced as a whole below, so their text need not be hashed again.
         out = [
-            column if index in self._replaced else hash_text(column, self.fields.name_of(index))
+            column if index in self._replaced else self._as_numbers(index, column)
             for index, column in enumerate(batched)
         ]
         stacks = len(self.layout.stacks)
@@ -120,6 +121,13 @@ class Planner:
         return tuple(out if stacked else [column[0] for column in out]), plan
 
     # -- columns -------------------------------------------------------------------------------------------------
+
+    def _as_numbers(self, index: int, column: np.ndarray) -> np.ndarray:
+        """Return a column with text hashed; refuse text that replaces numbers."""
+        name, is_number = self.fields.name_of(index), index in self.fields.numbers
+        if is_number and column.dtype.kind in "USO" and any(isinstance(value, str | bytes) for value in column.flat):
+            raise DataError(f"{name} takes numbers, as at first; received text")
+        return hash_text(column, name)
 
     def _checked_ids(self, columns: Sequence[np.ndarray], num_batches: int, train: bool) -> list[np.ndarray]:
         """Check all ids; return each component's, int64 [num_batches, batch, elements]."""

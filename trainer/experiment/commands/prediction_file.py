@@ -23,11 +23,13 @@ PART_ROWS = 1 << 17  # rows that are written at a time
 Columns = Mapping[str, np.ndarray | Ragged]
 
 
-def write_columns(path: Path, batches: Iterable[Columns]) -> int:
+def write_columns(path: Path, batches: Iterable[Columns], empty: str = "predict: the dataset delivered no rows") -> int:
     """Write batches of columns to a file atomically.
 
     Args:
         path: the file; its suffix, a key of `WRITERS`, selects the format.
+        batches: the columns of each batch.
+        empty: message of the error without rows.
 
     Returns:
         The number of rows.
@@ -48,7 +50,7 @@ def write_columns(path: Path, batches: Iterable[Columns]) -> int:
             with writing(path):
                 writer.write(columns)
         if not rows:
-            raise DataError("predict: the dataset delivered no rows")
+            raise DataError(empty)
         with writing(path):
             writer.close()
             durable.checksum_and_sync(temporary)

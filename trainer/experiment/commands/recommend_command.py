@@ -60,7 +60,8 @@ def run(args: argparse.Namespace) -> None:
             raise ConfigurationError(f"run {folder} does not publish; the callback Publish(items=...) does, with items")
         folder = published
     with ServedModel(folder, follow=False) as model:
-        rows = write_columns(args.output, _recommendations(model, args))
+        empty = f"recommend: {args.users} has no users, or --filter and --without leave no items"
+        rows = write_columns(args.output, _recommendations(model, args), empty)
         print(f"version {model.version}: {rows:,} recommendations written to {args.output}")
 
 
