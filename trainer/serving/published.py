@@ -32,6 +32,7 @@ from ..checkpoint import catalog, durable, manifest, strict_json, tensor_file
 from ..checkpoint.manifest import FolderWriter
 from ..checks import is_number
 from ..errors import CheckpointDamagedError, CheckpointError, CheckpointNotFoundError
+from ..storage.fetch import PUBLISHED
 from .finite import check_finite
 
 CURRENT, PINS = "current.json", "pins.json"
@@ -97,7 +98,9 @@ class Current:
             try:
                 os.lstat(path)
             except (FileNotFoundError, NotADirectoryError):
-                raise CheckpointNotFoundError(f"no model has been published at {root}") from None
+                inside = root / PUBLISHED
+                hint = f"; there is one at {inside}" if (inside / CURRENT).is_file() else ""
+                raise CheckpointNotFoundError(f"no model has been published at {root}{hint}") from None
         try:
             body = manifest.unseal(path, "current")
         except CheckpointDamagedError as error:

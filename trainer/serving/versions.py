@@ -10,6 +10,7 @@ from typing import Any
 
 from ..checkpoint import durable
 from ..errors import CheckpointError, CheckpointNotFoundError, ConfigurationError
+from ..storage.location import is_url
 from .published import VERSION, Current, Folder, FolderRef, locked
 from .version_records import Pins, VersionRecords, version_lock, version_name
 
@@ -48,9 +49,14 @@ class Versions:
 
     Raises:
         CheckpointNotFoundError: nothing has been published there.
+        ConfigurationError: `root` is the URL of a mirror.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
+        if is_url(root):
+            raise ConfigurationError(
+                f"Versions takes the folder that Publish writes to, whose mirror follows it; received the URL {root}"
+            )
         self.root = durable.resolve_path(root)
         self._records = VersionRecords(self.root)
         self.newest()

@@ -208,6 +208,12 @@ def test_what_cannot_be_served_is_refused_and_changes_nothing(root):
         versions.release(newest)
     with pytest.raises(CheckpointNotFoundError, match="no model has been published"):
         Versions(root.parent / "elsewhere")
+    with pytest.raises(ConfigurationError, match="whose mirror follows it; received the URL s3://bucket/run"):
+        Versions("s3://bucket/run")
+    root.rename(root.parent / "published")
+    with pytest.raises(CheckpointNotFoundError, match=f"at {root.parent}; there is one at {root.parent}/published"):
+        ServedModel(root.parent)
+    (root.parent / "published").rename(root)
     (root / "pins.json").write_text("{}")
     with pytest.raises(CheckpointDamagedError, match=r"pins\.json is damaged"):
         versions.list()

@@ -42,9 +42,8 @@ def run(args: argparse.Namespace) -> None:
 
     choice("trainer versions", args.action, _ACTIONS)
     folder = Path(args.folder)
-    if (folder / run_folder.CONFIG).is_file():
-        folder = published_by(folder) or folder / SERVED
-    versions = Versions(folder)
+    is_run = (folder / run_folder.CONFIG).is_file()
+    versions = Versions((published_by(folder) or folder / SERVED) if is_run else args.folder)
     if args.action == "list":
         _list(versions, args.json)
     elif args.action in ("keep", "release"):
