@@ -271,25 +271,27 @@ class AbsentColumns:
     def __init__(self, schema: Schema) -> None:
         self._csv = schema.csv
         self._absent = {name: column for name, column in schema.fields.items() if column.default is not None}
-        self._rows = 0
+        self.rows = 0  # how many were noted
 
     def note(self, columns: Mapping[str, Any], rows: int) -> None:
         """Record the good rows of a part of the data."""
-        self._rows += rows
+        self.rows += rows
         for name, column in list(self._absent.items()):
             if name in columns and not _all_missing(columns[name], column.default):
                 del self._absent[name]
 
     def warn(self, data: RawData) -> None:
         """Log a warning for each column without a value in `data`, after `note`."""
-        if not self._absent or not data.warns_of_absent or self._rows < _MIN_ROWS:
-            return
-        present = data.names(self._csv)
+        if self._absent and data.warns_of_absent and self.rows >= _MIN_ROWS:
+            self.report(data.names(self._csv), "all")
+
+    def report(self, present: Sequence[str], which: str) -> None:
+        """Name each column without a value; `present` are those of the data."""
         for name in self._absent:
             hint = "" if name in present else did_you_mean(name, [other for other in present if other != name])
             listed = f"; the data have {', '.join(present[:_MAX_NAMES])}{', ...' if len(present) > _MAX_NAMES else ''}"
             shown = listed if present and name not in present else ""
-            logger.warning("features: %r is missing in all %s rows%s%s", name, f"{self._rows:,}", shown, hint)
+            logger.warning("features: %r is missing in %s %s rows%s%s", name, which, f"{self.rows:,}", shown, hint)
 
 
 def _all_missing(values: Any, missing: Any) -> bool:

@@ -19,10 +19,11 @@ from .feature import RawColumns
 from .features import Features
 from .learned import Learned, Recent
 from .profiles import ColumnProfile, ProfileBuckets, stability_index
-from .raw_rows import Rows
+from .raw_rows import AbsentColumns, Rows
 
 logger = logging.getLogger(__name__)
 
+_ROWS_TO_JUDGE = 1000  # a column without a value in so many rows is named
 RAW = "@raw."  # prefix of the names of raw columns in a batch of inputs
 
 
@@ -65,6 +66,7 @@ class BatchTransform:
         # Times that another schema has decoded are in seconds, not in the unit that the features declare.
         times = [name for name, column in declared.items() if column.times]
         self._times = [name for name in times if name in decoded and decoded[name].times]
+        self._absent: AbsentColumns | None = None if absent else AbsentColumns(features.schema)
         self._seen: set[str] = set()  # declared columns that rows have had
         self._versions: deque[tuple[Any, Learned, Recent, Keys | None]] = deque()
         self._ahead = features  # the features of the reading thread
@@ -95,6 +97,11 @@ class BatchTransform:
             raw |= {name: np.full(batch.rows, None, object) for name in self._seen - raw.keys()}
             self._seen |= raw.keys() & features.schema.fields.keys()
             rows = features.read(raw)
+        if self._absent is not None:
+            self._absent.note(rows.columns, rows.good)
+            if self._absent.rows >= _ROWS_TO_JUDGE:
+                self._absent.report(list(raw), "the first")
+                self._absent = None
         if rows.bad:
             bad_rows = [
                 BadRow(*batch.origin_of(row), reason, {name: str(column[row]) for name, column in raw.items()})

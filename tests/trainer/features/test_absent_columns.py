@@ -10,7 +10,7 @@ import pytest
 from trainer.features import Categorical, Features, ListFeature, Numeric
 from trainer.features.feature_data import inputs_of
 from trainer.features.stream_rows import BatchTransform
-from trainer.streams import FileStream, Schema
+from trainer.streams import FileStream, IterableStream, Schema
 
 FEATURES = [Categorical("vip"), Numeric("age"), Categorical("shop", dtype="int64"), ListFeature("tags")]
 ROWS = [{"vip": "yes", "age": 30 + n, "shop": n, "tags": ["a"], "bought": n % 2} for n in range(20)]
@@ -84,3 +84,20 @@ def test_a_column_that_the_schema_of_a_stream_lacks_is_named(tmp_path, caplog):
     stream.declare(features.schema)
     BatchTransform(features, stream)
     assert not caplog.text
+
+
+@pytest.mark.parametrize("kind", ["in memory", "file"])
+def test_a_column_that_a_stream_lacks_is_named_once(kind, tmp_path, caplog):
+    """After a thousand rows, because a stream may have few of a value."""
+    features, rows = Features(FEATURES, label="bought"), renamed(vip="VIP") * 120
+    as_jsonl(rows, tmp_path)
+    stream = FileStream(tmp_path) if kind == "file" else IterableStream(rows)
+    if kind == "file":
+        stream.declare(features.schema)
+    transform, said = BatchTransform(features, stream), []
+    for _ in range(20):
+        transform(stream.poll(100, 1.0))
+        said.append(len(caplog.messages))
+    assert said == [0] * 9 + [1] * 11
+    assert "features: 'vip' is missing in the first 1,000 rows" in caplog.text
+    assert ("did you mean 'VIP'?" in caplog.text) == (kind == "in memory")
