@@ -21,7 +21,7 @@ import numpy as np
 
 from callbacks import Callback
 
-from ..cadence import Every
+from ..cadence import Every, cadence
 from ..checkpoint import catalog, tensor_file
 from ..checkpoint.manifest import CALIBRATED_VERSION
 from ..checks import choice, whole
@@ -129,7 +129,7 @@ class Publish(Callback):
         choice("Publish(on_error=...)", on_error, ("warn", "raise"))
         self.published_in_run = root is None
         self.root: Path | None = None if root is None else Path(root)
-        self.every = every if isinstance(every, Every) else Every(seconds=every)
+        self.every = cadence("Publish", every) if isinstance(every, Every) else Every(seconds=every)
         self.rows, self.batch, self.compact = rows, batch, compact
         self.keep = compact if keep is None else whole("Publish(keep=...)", keep)
         self._source = RowSource(rows)

@@ -14,7 +14,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from callbacks import Callback, LambdaCallback, ModelCheckpoint
 from tests.trainer.serving.test_finite_values import publish_and_wait
 from tests.trainer.serving.test_published import Net, clicks, tmpfs
-from trainer import Trainer
+from trainer import Every, Trainer
 from trainer.errors import CheckpointError, ConfigurationError, NonFiniteError
 from trainer.serving import Publish, ServedModel, Versions
 
@@ -104,6 +104,21 @@ def test_a_folder_that_is_emptied_while_a_run_publishes_there_is_filled_again(tr
     assert "folders that versions build on are gone" in caplog.text
     with ServedModel(tmp_path, follow=False) as model:
         np.testing.assert_allclose(model.predict(QUESTION), trainer.predict(QUESTION), rtol=1e-5, atol=1e-6)
+
+
+def test_a_cadence_that_is_given_twice_is_due_for_each(tmp_path):
+    every, validations = Every(steps=2), []
+    network = nn.Dense(2, 1)
+    trainer = Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.01))
+    rows = (np.ones((32, 2), np.float32), np.ones((32, 1), np.float32))
+    publish = [Publish(tmp_path / name, every, batch=8) for name in "ab"]
+    wait = LambdaCallback(on_train_step_begin=lambda trainer: [each.wait() for each in publish])
+    count = LambdaCallback(on_eval_end=lambda trainer: validations.append(trainer.state.progress.global_step))
+    options = {"valid_dataset": rows, "valid_every": every, "sink_size": 1}
+    trainer.fit(rows, batch_size=4, callbacks=[wait, *publish, count], **options)
+    assert validations == [2, 4, 6, 8]
+    for name in "ab":
+        assert [version.step for version in Versions(tmp_path / name).list()] == [1, 2, 4, 6, 8, 8]
 
 
 def test_versions_that_could_not_be_written_do_not_count_as_versions_to_go_back_to(trainer, tmp_path):
