@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -93,13 +94,16 @@ class ServedModel:
         self._stop = threading.Event()
         self._pointer_state: tuple[int, ...] | None = None  # the pointer files' times and sizes at the last refresh
         self._thread: threading.Thread | None = None
+        self._reported: str | None = None  # the latest problem that the log names
+        self._pause, self._retry_at = 1.0, 0.0  # seconds to wait after a failure, and until when (`time.monotonic`)
         try:
             self.refresh()
         except BaseException:
             self.close()
             raise
         if follow:
-            self._thread = threading.Thread(target=self._follow, name="model-consumer", daemon=True)
+            following = weakref.ref(self), self._stop, self._poll
+            self._thread = threading.Thread(target=_follow, args=following, name="model-consumer", daemon=True)
             self._thread.start()
 
     def predict(
@@ -294,24 +298,23 @@ class ServedModel:
         self.close()
 
     def _follow(self) -> None:
-        reported, pause, retry_at = None, 1.0, 0.0
+        """Apply the newest version if there may be one."""
+        # A mirror must be asked every time. After a failure, unchanged files are read again only at `_retry_at`.
+        can_skip = self._mirrored is None if self.problem is None else time.monotonic() < self._retry_at
+        if can_skip and self._read_pointer_state() == self._pointer_state:
+            return
         source = self._mirrored or self.root
-        while not self._stop.wait(self._poll):
-            # A mirror must be asked every time. After a failure, unchanged files are read again only at `retry_at`.
-            can_skip = self._mirrored is None if self.problem is None else time.monotonic() < retry_at
-            if can_skip and self._read_pointer_state() == self._pointer_state:
-                continue
-            try:
-                self.refresh()
-                if reported is not None:
-                    logger.info("version %d of %s is served", self.version, source)
-                reported, pause = None, 1.0
-            except Exception as error:  # any error: predictions continue with the served version
-                self.problem = str(error)
-                pause, retry_at = min(2 * pause, _LONGEST_PAUSE), time.monotonic() + pause
-                if self.problem != reported:
-                    logger.warning("version %d of %s is still served: %s", self.version, source, self.problem)
-                    reported = self.problem
+        try:
+            self.refresh()
+            if self._reported is not None:
+                logger.info("version %d of %s is served", self.version, source)
+            self._reported, self._pause = None, 1.0
+        except Exception as error:  # any error: predictions continue with the served version
+            self.problem = str(error)
+            self._pause, self._retry_at = min(2 * self._pause, _LONGEST_PAUSE), time.monotonic() + self._pause
+            if self.problem != self._reported:
+                logger.warning("version %d of %s is still served: %s", self.version, source, self.problem)
+                self._reported = self.problem
 
     def _apply(self, target: Current) -> None:
         served, graph = (self.current, self.graph) if self._has_version else (None, None)
@@ -343,3 +346,10 @@ class ServedModel:
                 yield
         finally:
             self._update_due.clear()
+
+
+def _follow(reference: weakref.ref[ServedModel], stop: threading.Event, poll: float) -> None:
+    """Apply new versions until `stop` is set or the model is gone."""
+    while not stop.wait(poll) and (model := reference()) is not None:
+        model._follow()
+        del model  # a model that is no longer used must not be kept by the wait

@@ -141,6 +141,19 @@ def test_a_server_follows_without_being_asked(run, monkeypatch):
     assert threads <= {threading.main_thread()}
 
 
+def test_a_model_that_is_no_longer_used_is_not_kept_by_its_thread(run):
+    _, publish, _ = run
+    before = set(threading.enumerate())
+    model = weakref.ref(ServedModel(publish.root, poll=0.01))
+    (thread,) = set(threading.enumerate()) - before
+    deadline = time.monotonic() + 30
+    while (model() is not None or thread.is_alive()) and time.monotonic() < deadline:
+        gc.collect()
+        thread.join(0.05)
+    assert model() is None
+    assert not thread.is_alive()
+
+
 @pytest.mark.long
 def test_a_server_that_answers_nothing_keeps_no_graphs_it_has_replaced(run, monkeypatch):
     trainer, publish, _ = run
