@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import posixpath
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,19 @@ def _own_name(name: str, names: dict[str, str]) -> str:
             other += "_"
         names[name] = other
     return names[name]
+
+
+@contextlib.contextmanager
+def _only_creator(uri: str) -> Iterator[None]:
+    """Wait until no other process creates the tables of an SQLite file."""
+    path = uri.partition("?")[0].removeprefix("sqlite:///")
+    if not uri.startswith("sqlite:///") or path in ("", ":memory:"):
+        yield
+        return
+    with open(f"{path}.lock", "w") as file:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _is_temporary(error: Exception) -> bool:
@@ -103,11 +118,10 @@ class MLflowLogger(Logger):
             uri, self._artifacts = f"sqlite:///{folder / 'mlflow.db'}", (folder / "mlartifacts").as_uri()
         self.run_name = self._given_name or (None if run_dir is None else Path(run_dir).name)
         self.run_id, self._names = None, {}
-        from mlflow.exceptions import MlflowException
-
         try:
-            self._client = tracking.MlflowClient(tracking_uri=uri)
-        except MlflowException as error:
+            with _only_creator(uri):
+                self._client = tracking.MlflowClient(tracking_uri=uri)
+        except Exception as error:  # of MLflow, or of the database
             raise ConfigurationError(f"MLflowLogger(tracking_uri={uri!r}): {error}") from error
 
     def open(self, trainer: Trainer, step: int) -> None:
@@ -124,8 +138,16 @@ class MLflowLogger(Logger):
             client.update_run(self.run_id, status="RUNNING")
             return
         known = client.get_experiment_by_name(self.experiment)
-        experiment = known.experiment_id if known else client.create_experiment(self.experiment, self._artifacts)
-        self.run_id = client.create_run(experiment, run_name=self.run_name).info.run_id
+        if known is None:
+            from mlflow.exceptions import MlflowException
+
+            try:
+                client.create_experiment(self.experiment, self._artifacts)
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":  # by another process, just now
+                    raise
+            known = client.get_experiment_by_name(self.experiment)
+        self.run_id = client.create_run(known.experiment_id, run_name=self.run_name).info.run_id
 
     def log_metrics(self, values: Mapping[str, float], step: int) -> None:
         from mlflow.entities import Metric

@@ -195,3 +195,24 @@ def test_a_logger_that_cannot_begin_leaves_the_run_alone(fit, caplog):
     trainer = fit(Unopened(), epochs=1)
     assert trainer.state.progress.global_step == 8
     assert "cannot report (no server)" in caplog.text
+
+
+STARTED = """
+import sys, types
+from callbacks import MLflowLogger
+trainer, logger = types.SimpleNamespace(run_dir=None), MLflowLogger(tracking_uri=sys.argv[1])
+logger.setup(trainer)
+logger.open(trainer, 0)
+logger.close()
+print(logger.run_id)
+"""
+
+
+@pytest.mark.long
+def test_runs_that_begin_together_share_a_new_database(tmp_path):
+    """As the trials of a sweep do: MLflow's own creation of the tables fails in all of them but one."""
+    command = [sys.executable, "-c", STARTED, f"sqlite:///{tmp_path / 'all.db'}"]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    ids = [process.communicate(timeout=120)[0].strip() for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0]
+    assert len({*ids} - {"None"}) == 3
