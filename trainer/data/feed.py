@@ -30,11 +30,14 @@ LEAVING_SECONDS = 0.5  # how long to wait for the reading thread to end after a 
 
 
 def peek(
-    source: Source, options: FeedOptions, should_stop: Callable[[], bool] = lambda: False
+    source: Source,
+    options: FeedOptions,
+    should_stop: Callable[[], bool] = lambda: False,
+    ragged: RaggedColumns | None = None,
 ) -> tuple[Columns, tuple[str, ...]]:
     """Return the first batch's columns and names as a `Feed` prepares them.
 
-    The batch is not consumed.
+    The batch is not consumed. `ragged` pads its lists.
     """
     columns = source.peek(should_stop)
     if columns is None:
@@ -44,7 +47,7 @@ def peek(
         columns, names, _ = options.order(columns, names)
     if options.list_types is not None:
         columns = options.list_types(columns, names)
-    return RaggedColumns(options.arguments)(columns, names)
+    return (RaggedColumns(options.arguments) if ragged is None else ragged)(columns, names)
 
 
 class Feed:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from ..data.chunk import Chunk, ChunkTransform, FeedOptions
 from ..data.feed import Feed, peek
 from ..data.finite.sources import ArraySource, PipelineSource
 from ..data.position import Position
+from ..data.ragged import RaggedColumns, RaggedInput
 from ..data.source import Item, Source
 from ..data.user_data import UserData
 from ..data.waiting import DATA_WAIT
@@ -41,6 +42,7 @@ from .limits import Trial
 if TYPE_CHECKING:
     from mindspore import nn
 
+    from ..data.table_feed import TableFeed
     from .trained_network import TrainedNetwork
 
 
@@ -271,11 +273,27 @@ def find_tables(trainer: TrainedNetwork, source: Source, options: FeedOptions) -
         return
     from ..data.table_feed import TableFeed
 
+    ragged = RaggedColumns(options.arguments)
     with contextlib.nullcontext() if source.agrees else DATA_WAIT:
-        sample, names = peek(source, options, lambda: trainer.state.stop_reason is not None)
+        sample, names = peek(source, options, lambda: trainer.state.stop_reason is not None, ragged)
     takes = arguments_of(trainer.features, trainer.network)[1] or len(sample) - trainer.label_count
     tables = TableFeed.find(
         trainer.network, sample[:takes], names[:takes], trainer.optimizer, trainer.accumulate, trainer.group
     )
     if tables is not None:
         trainer.use_tables(tables)
+        _warn_of_padding(tables, ragged.inputs)
+
+
+def _warn_of_padding(tables: TableFeed, lists: Mapping[str, RaggedInput]) -> None:
+    """Warn of lists whose padding a table would read as an id."""
+    for name, (suffixes, padding, *_) in lists.items():
+        if {"_mask", "_lengths"} & set(suffixes):
+            continue
+        for table, own in tables.tables.planner.paddings_of(name):
+            if own is not None and own != padding:
+                logger.warning(
+                    "lists of column %r are padded with %r, which table %r, whose padding is %d, reads as an id: give "
+                    "Ragged.of(lists, padding=...) and the table the same, or let the network take %s_mask",
+                    *(name, padding, table, own, name),
+                )

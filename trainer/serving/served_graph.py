@@ -28,6 +28,7 @@ from ..mindspore_internals.cell_structure import parameters_of
 from ..mindspore_internals.compilation import compile_lock, release_failed
 from ..mindspore_internals.messages import main_message
 from ..mindspore_internals.shared_memory import HostMirror, overwrite
+from ..streams.batch import columns_of, is_frame
 from ..streams.formats.coercion import whole_numbers
 from ..streams.formats.ragged_column import text_only
 from .graph_export import GRAPH_JSON, NETWORK, program_file
@@ -248,6 +249,7 @@ class HeldVersion:
 
 def _validated(graph: ServedGraph, batch: Any) -> list[Any]:
     names, shapes = graph.column_names, graph.description["shapes"]
+    batch = columns_of(batch) if is_frame(batch) else batch
     if isinstance(batch, Mapping):
         missing = [name for name in names if name not in batch]
         if missing:

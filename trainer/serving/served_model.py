@@ -114,9 +114,9 @@ class ServedModel:
         Args:
             batch: for a model trained with features, raw rows without labels: a mapping of columns, a list of
                 mappings, one mapping, or a table of pandas, polars or Arrow. For any model, the network's input
-                columns: a mapping from column names to arrays [n, ...], a sequence of arrays, or a single array for a
-                network with one column. Ids are raw integers or strings. A ragged column is given as n lists, without
-                masks or offsets.
+                columns: a mapping from column names to arrays [n, ...], a table, a sequence of arrays, or a single
+                array for a network with one column. Ids are raw integers or strings. A ragged column is given as n
+                lists, without masks or offsets.
             output: "network" for the network's output. "probability" for the quantity that the loss compares with the
                 label, of each task if there are several: the sigmoid of the logits for `BCEWithLogitsLoss`, their
                 softmax for `CrossEntropyLoss`, or the result of `Trainer(prediction_activation=...)`; calibrated if the

@@ -128,6 +128,26 @@ class BagOfHistory(nn.Cell):
         return self.head(self.bag(history, None, history_offsets))
 
 
+class BagOfPadded(nn.Cell):
+    """Neither mask nor offsets: the padding is that of the bag, or an id."""
+
+    def __init__(self):
+        super().__init__()
+        self.bag = EmbeddingBag(4, combiner="mean")
+
+    def construct(self, history):
+        return self.bag(history).sum(1)
+
+
+def test_padding_that_a_bag_would_read_as_an_id_is_warned_of(caplog):
+    rows = [[1, 2, 3], [4], []]
+    padded = Ragged.of(rows, padding=-1)
+    expected = Trainer(BagOfPadded()).predict({"history": padded})
+    assert "reads as an id" not in caplog.text
+    assert Trainer(BagOfPadded()).predict({"history": rows}).shape == expected.shape
+    assert "lists of column 'history' are padded with 0, which table 'bag', whose padding is -1" in caplog.text
+
+
 def _values(*shape):
     return np.random.default_rng(3).normal(size=shape).astype(np.float32)
 

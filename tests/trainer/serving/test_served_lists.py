@@ -1,6 +1,7 @@
 """Lists of any length from a stream to a served model: what it answers is what the trainer predicts."""
 
 import numpy as np
+import pandas
 import pytest
 from mindspore import nn, ops
 
@@ -101,3 +102,23 @@ def test_lists_of_objects_keep_their_text_and_mixed_ones_are_refused(trained):
         assert model.predict([[np.array(row, object) for row in history], tags, number]).tolist() == expected
         with pytest.raises(DataError, match="column 'history' takes text; received values of several types"):
             model.predict([[["film-1", None], *history[1:]], tags, number])
+
+
+def test_text_is_read_after_an_empty_list_and_numbers_among_text_are_refused(trained):
+    lists = {"history": [[], [], ["film-1"]], "tags": [[1], [2], [3]], "number": np.ones((3, 1), np.float32)}
+    with ServedModel(trained[1], follow=False) as model:
+        read = RowReader(model.graph).read(RequestRows(3, table={**lists, "number": [[1.0]] * 3}))
+        assert read.reasons == {}
+        np.testing.assert_array_equal(model.predict(read.columns), model.predict(lists))
+        with pytest.raises(DataError, match="lists of int64 cannot be padded with ''"):
+            model.predict({**lists, "history": [[1], [2, 3], [4]]})
+
+
+def test_a_frame_is_read_by_its_columns_as_by_the_trainer(trained):
+    history, tags, number = rows(3, seed=4, most=3)
+    columns = {"number": number[:, 0], "tags": tags, "history": history}
+    with ServedModel(trained[1], follow=False) as model:
+        with pytest.raises(DataError, match=r"column number must be \[n, 1\]"):
+            model.predict(pandas.DataFrame(columns))
+        with pytest.raises(DataError, match="history, tags, number; history not given"):
+            model.predict(pandas.DataFrame(columns)[["number", "tags"]])

@@ -122,6 +122,14 @@ class Planner:
 
     # -- columns -------------------------------------------------------------------------------------------------
 
+    def paddings_of(self, column: str) -> list[tuple[str, int | None]]:
+        """Return the name and the padding of each table that reads a column."""
+        index = self.fields.names.index(column) if column in self.fields.names else -1
+        sparse = [c.specs for c in self.fields.components if any(part.column == index for part in c.parts)]
+        specs = [self.tables[table].spec for tables in sparse for table in tables]
+        dense = [(table.name, table.padding) for table in self.fields.dense if table.part.column == index]
+        return [(spec.name, spec.padding) for spec in specs] + dense
+
     def _as_numbers(self, index: int, column: np.ndarray) -> np.ndarray:
         """Return a column with text hashed; refuse text that replaces numbers."""
         name, is_number = self.fields.name_of(index), index in self.fields.numbers

@@ -256,9 +256,13 @@ def _signed(values: Any) -> Any:
 
 
 def _is_text(values: Any) -> bool:
-    for value in values if isinstance(values, list) else ():
-        while isinstance(value, list) and value:
-            value = value[0]
-        if value is not None:
-            return isinstance(value, str)
-    return isinstance(values, np.ndarray) and values.dtype.kind in "UO"
+    """Return whether the first value, of any list, is text."""
+    if isinstance(values, np.ndarray):
+        return values.dtype.kind in "UO"
+    return isinstance(_first_value(values), str)
+
+
+def _first_value(values: Any) -> Any:
+    if not isinstance(values, list):
+        return values
+    return next((first for value in values if (first := _first_value(value)) is not None), None)

@@ -171,6 +171,8 @@ class Ragged:
         padding = self.padding
         if padding is None:
             padding = "" if self.values.dtype.kind == "U" else 0
+        if isinstance(padding, str) and self.values.dtype.kind in "biuf":
+            raise DataError(f"lists of {self.values.dtype} cannot be padded with {padding!r}")
         out = np.full((len(self), length, *self.values.shape[1:]), padding, self.values.dtype)
         out[np.arange(length) < self.lengths[:, None]] = self.values[self.offsets[0] : self.offsets[-1]]
         return out
