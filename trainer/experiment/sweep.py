@@ -152,11 +152,15 @@ _PLACES = {  # callback of this package -> the argument that names its file or f
     "TensorBoard": ("log_dir", "tensorboard"),
     "CSVLogger": ("path", "log.csv"),
     "JSONLinesLogger": ("path", "log.jsonl"),
+    "Profiler": ("folder", "profile"),
 }
 
 
-def _own_places(path: str, settings: list[str], folder: Path) -> list[str]:
-    """Return overrides that give what a trial writes places of their own."""
+def _own_places(path: str, settings: list[str], folder: Path, *, parallel: bool) -> list[str]:
+    """Return overrides that give what a trial writes places of their own.
+
+    With `parallel` trials, these include the ports of servers.
+    """
     from .configuration.class_paths import resolve
     from .configuration.loader import load_config
 
@@ -164,7 +168,11 @@ def _own_places(path: str, settings: list[str], folder: Path) -> list[str]:
     places, counts = list[str](), Counter[str]()
     for spec in config.callbacks:
         kind = spec.class_path.rpartition(".")[2]
-        if kind not in _PLACES or resolve(spec.class_path).__module__.partition(".")[0] not in ("callbacks", "trainer"):
+        known = kind in _PLACES or (kind == "PrometheusMonitor" and parallel)
+        if not known or resolve(spec.class_path).__module__.partition(".")[0] not in ("callbacks", "trainer"):
+            continue
+        if kind not in _PLACES:
+            places.append(f"{spec.path}.init_args.{0 if spec.args else 'port'}=0")  # any free port
             continue
         counts[kind] += 1
         argument, name = _PLACES[kind]
@@ -217,6 +225,7 @@ class _Sweep:
 
     def run(self, processes: int) -> list[Trial]:
         """Run all unfinished trials; return the trials, best first."""
+        self._processes = processes
         from ..checkpoint.folder_lock import claim
 
         with claim(self.folder, "sweep folder"), _sigterm_as_exit():
@@ -284,7 +293,7 @@ class _Sweep:
         if (trial.folder / CONFIG).is_file():
             return ["--resume", str(trial.folder)]
         settings = self._settings(trial)
-        settings += _own_places(self.plan.config, settings, trial.folder)
+        settings += _own_places(self.plan.config, settings, trial.folder, parallel=self._processes > 1)
         return [self.plan.config, *(part for text in settings for part in ("--set", text))]
 
     def _settings(self, trial: Trial) -> list[str]:
@@ -300,7 +309,8 @@ class _Sweep:
         if trial is None or not Path(self.plan.config).is_file():
             return
         settings = self._settings(trial)
-        places = _own_places(self.plan.config, settings, trial.folder)  # the sweep may have been moved
+        # The sweep may have been moved, or begun with another number of processes.
+        places = _own_places(self.plan.config, settings, trial.folder, parallel=True)
         config = load_config(self.plan.config, [*settings, *places])
         overrides = [*places, *resume_overrides(trial.folder)]
         changed = changed_settings(trial.folder, config, [text.partition("=")[0].strip() for text in overrides])

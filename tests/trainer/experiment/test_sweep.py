@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -171,7 +172,12 @@ def test_trials_at_the_same_time_write_publish_and_mirror_to_places_of_their_own
     logger = "{class_path: callbacks.CSVLogger, init_args: [rates.csv]}"
     saver = "ModelCheckpoint, init_args: {dirpath: snapshots}}"
     other = "{class_path: rows_of_the_sweep_test.CSVLogger, init_args: {path: theirs}}"
-    added = f"{saver}, {publisher}, {publisher}, {logger}, {other}]"
+    profiler = "{class_path: callbacks.Profiler, init_args: {steps: 2, skip: 2, folder: measured}}"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    server = f"{{class_path: callbacks.PrometheusMonitor, init_args: {{port: {port}}}}}"
+    added = f"{saver}, {publisher}, {publisher}, {logger}, {other}, {profiler}, {server}]"
     publishing.write_text(CONFIG.replace("ModelCheckpoint}]", added))
     overrides = [f"mirror={(tmp_path / 'mirror').as_uri()}"]
     options = {"monitor": "val_loss", "processes": 2, "overrides": overrides}
@@ -183,7 +189,8 @@ def test_trials_at_the_same_time_write_publish_and_mirror_to_places_of_their_own
             assert (tmp_path / "mirror" / trial.folder.name / name / "current.json").is_file()
         assert (trial.folder / "checkpoints" / "last").is_file()
         assert (trial.folder / "log.csv").read_text().startswith("step,")
-    assert not any(Path(name).exists() for name in ("published", "snapshots", "rates.csv"))
+        assert (trial.folder / "profile").is_dir()
+    assert not any(Path(name).exists() for name in ("published", "snapshots", "rates.csv", "measured"))
     assert Path("theirs").is_file()  # a class of the user's own keeps what it is given
     assert (
         len(sweep(publishing, {RATE: [0.1, 0.01]}, folder=tmp_path / "sweep", **options)) == 2
