@@ -112,6 +112,7 @@ class TrainStep(nn.Cell):
         # counts all steps. `bad_steps` is a ring buffer with the indices of the last skipped steps.
         for counter in ("skipped", "consecutive", "fatal", "longest_run", "steps_done"):
             setattr(self, counter, _scalar(0, mstype.int32, counter))
+        self.zero = Tensor(0, mstype.int32)
         self.bad_steps = Parameter(
             Tensor(np.full(RECORDED_BAD_STEPS, -1, np.int32)), name="trainer.bad_steps", requires_grad=False
         )
@@ -346,15 +347,18 @@ class TrainStep(nn.Cell):
         apply = finite
         if self.halt:
             apply = ops.logical_and(finite, self.fatal == 0)
-        self._apply_or_restore(apply, gradients, table_rows)
         # With a scaler, an overflow of only the gradients is not fatal: the scaler lowers its scale.
-        self._count(finite, finite if self.scaler is None else loss_is_finite)
+        self._apply_or_skip(apply, finite, finite if self.scaler is None else loss_is_finite, gradients, table_rows)
+        ops.assign(self.steps_done, self.steps_done + 1)
 
-    def _apply_or_restore(self, apply, gradients, table_rows):
+    def _apply_or_skip(self, apply, finite, not_fatal, gradients, table_rows):
         if apply:
             self._apply(gradients, table_rows)
-        elif self.has_buffers:
-            self._restore_buffers()
+            ops.assign(self.consecutive, self.zero)
+        else:
+            if self.has_buffers:
+                self._restore_buffers()
+            self._count(finite, not_fatal)
         return apply  # without a result, MindSpore would call Python in every step
 
     def _apply(self, gradients, table_rows):
@@ -407,4 +411,3 @@ class TrainStep(nn.Cell):
         ops.assign(self.consecutive, run)
         ops.assign(self.fatal, self.fatal + ops.cast(ops.logical_not(not_fatal), mstype.int32))
         ops.assign(self.longest_run, ops.maximum(self.longest_run, run))
-        ops.assign(self.steps_done, self.steps_done + 1)
