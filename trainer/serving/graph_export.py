@@ -25,6 +25,7 @@ from ..errors import ConfigurationError
 from ..features.feature_files import declared_state, write_state
 from ..features.features import Features
 from ..graph.forward import ExportStep
+from ..graph.padded_programs import preserve_modes
 from ..mindspore_internals.cell_structure import cells_and_names, hide
 from ..mindspore_internals.compilation import compile_lock
 from .finite import check_state
@@ -108,15 +109,18 @@ def exportable(
     stacks = _describe_stacks(tables, fields, columns, stacked) if tables is not None else []
     inputs = [column.astype(np.int32) if i in fields.id_columns else column for i, column in enumerate(columns)]
     step = ExportStep(network, cast=cast)
-    training, syntax = network.training, ms.get_context("jit_syntax_level")
-    network.set_train(False)
+    syntax = ms.get_context("jit_syntax_level")
     try:
-        with compile_lock, _fixed_size_parameters(network, stacks, stacked) as parameters:
+        with (
+            compile_lock,
+            preserve_modes(network),
+            _fixed_size_parameters(network, stacks, stacked) as parameters,
+        ):
+            network.set_train(False)
             for index, parameter in enumerate(parameters):
                 step.insert_param_to_cell(f"window_{index}", parameter)
             yield step, list(map(Tensor, inputs)), stacks
     finally:
-        network.set_train(training)
         ms.set_context(jit_syntax_level=syntax)  # MindSpore does not restore it if an export fails
 
 

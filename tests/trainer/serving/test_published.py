@@ -452,3 +452,35 @@ def test_an_output_without_rows_is_refused_or_warned_of(extra, tmp_path, caplog)
         else:  # as versions of earlier releases may have
             np.testing.assert_allclose(model.predict(x)[0], trainer.predict(x, batch_size=6)[0], rtol=1e-6)
             assert "output 1 of the published network has no row for each of the 6 rows" in caplog.text
+
+
+class Frozen(nn.Cell):
+    """Sets the modes of its own cells, as networks do whose normalization is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.normalized, self.head = nn.BatchNorm1d(3), nn.Dense(3, 1)
+
+    def set_train(self, mode=True):
+        super().set_train(mode)
+        self.normalized.set_train(False)
+        return self
+
+    def construct(self, x):
+        return self.head(self.normalized(x))
+
+
+def test_publishing_changes_nothing_of_the_training(tmp_path):
+    """The last batch is a shorter one, whose program is compiled after the export."""
+    x = np.random.default_rng(0).normal(3.0, size=(30, 3)).astype(np.float32)
+
+    def trained(*callbacks):
+        ms.set_seed(1)
+        network = Frozen()
+        trainer = Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.01))
+        trainer.fit((x, x[:, :1]), batch_size=4, sink_size=1, callbacks=callbacks)
+        return {parameter.name: parameter.asnumpy() for parameter in network.get_parameters()}
+
+    alone = trained()
+    for name, value in trained(Publish(tmp_path, batch=4)).items():
+        np.testing.assert_array_equal(value, alone[name], err_msg=name)
