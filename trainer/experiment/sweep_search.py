@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..checks import require
-from .sweep_plan import Plan, Range, Trial, higher_is_better
+from .sweep_plan import Plan, Range, Trial, higher_is_better, measurements
 
 
 class Grid:
@@ -61,12 +61,18 @@ class Optuna(Grid):
             if trial.state == "waiting":
                 self.study.enqueue_trial(trial.values)
                 self.optuna_trials[trial.number] = self.study.ask(self.distributions)
-            elif trial.value is not None:
+            elif trial.value is not None and trial.state != "failed":
                 sign = -1.0 if higher_is_better(trial, plan) else 1.0
-                done = optuna.trial.create_trial(
-                    params=trial.values, distributions=self.distributions, value=sign * trial.value
+                curve = {step: sign * value for step, value in measurements(trial.folder, plan.monitor)}
+                pruned = trial.state == "pruned"
+                ended = optuna.trial.create_trial(
+                    state=optuna.trial.TrialState.PRUNED if pruned else optuna.trial.TrialState.COMPLETE,
+                    params=trial.values,
+                    distributions=self.distributions,
+                    value=curve[max(curve)] if pruned and curve else sign * trial.value,
+                    intermediate_values=curve,
                 )
-                self.study.add_trial(done)
+                self.study.add_trial(ended)
 
     def propose(self, number: int) -> dict[str, Any] | None:
         """Return the values that the study suggests next."""

@@ -277,6 +277,20 @@ def test_optuna_learns_from_earlier_trials_and_ends_those_without_a_prospect(tmp
     assert not again.is_hopeless(waiting, 1, 0.01)
 
 
+@pytest.mark.parametrize("state", ["done", "pruned"])
+def test_after_a_resume_trials_are_compared_with_those_before_it(tmp_path, state):
+    plan, before = Plan("x", {"rate": Range(0.0, 1.0)}, "optuna", 6, prune=True, mode="min"), []
+    for number in range(3):
+        trial = Trial(number, {"rate": 0.5}, tmp_path / f"{number:03d}", "pruned" if number == 2 else state, 0.1)
+        trial.folder.mkdir()
+        lines = [json.dumps({"step": step, "val/loss": loss}) + "\n" for step, loss in ((10, 0.2), (20, 0.1))]
+        (trial.folder / "record.jsonl").write_text("".join(lines))
+        before.append(trial)
+    search = SEARCHES["optuna"](plan, before)
+    late = Trial(3, search.propose(3), tmp_path / "003")
+    assert search.is_hopeless(late, 10, 9.0) == (state == "done")  # the median is that of the complete trials
+
+
 def test_optuna_draws_other_values_after_a_resume(tmp_path):
     plan = Plan("x", {"rate": Range(0.0, 1.0)}, "optuna", 6, mode="min")
     search = SEARCHES["optuna"](plan, [])
