@@ -44,19 +44,23 @@ class ExportedModel:
         """
         feeds: dict[str, Any] = dict(self._rows)
         for entry in self.about["inputs"]:
-            column = np.asarray(columns[entry["name"]])
+            name, column = entry["name"], np.asarray(columns[entry["name"]])
             if "range" in entry:  # of a dense table, in which ONNX would read the last row for -1
                 low, high = entry["range"]
                 if not ((column >= low) & (column <= high)).all():
-                    raise ValueError(f"{entry['name']} takes ids from {low} to {high}")
+                    raise ValueError(f"{name} takes ids from {low} to {high}")
             if entry["tables"] is not None:  # replace ids by row numbers
+                if column.dtype.kind in "USO":
+                    raise ValueError(f"{name} takes integer ids, of text its hash; received {column.dtype}")
                 flat = column.reshape(len(column), -1).copy()
-                for element, name in enumerate(entry["tables"]):
-                    if name is not None:
-                        rows = self._row_numbers[name]
+                for element, table in enumerate(entry["tables"]):
+                    if table is not None:
+                        rows = self._row_numbers[table]
                         flat[:, element] = [rows.get(id_, 1) for id_ in flat[:, element].tolist()]
                 column = flat.reshape(column.shape)
-            feeds[entry["name"]] = column.astype(entry["dtype"])
+            feeds[name] = column.astype(entry["dtype"])
+            if feeds[name].dtype.kind in "iub" and not np.array_equal(feeds[name], column):
+                raise ValueError(f"{name} takes {entry['dtype']}; received other values")
         input_names = {entry.name for entry in self.session.get_inputs()}
         return self.session.run(None, {name: array for name, array in feeds.items() if name in input_names})
 

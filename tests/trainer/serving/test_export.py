@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import mindspore as ms
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -151,6 +152,26 @@ def test_the_program_in_the_folder_refuses_ids_out_of_range_of_a_dense_table(tmp
     for wrong in (-1, 10):
         with pytest.raises(ValueError, match="item takes ids from 0 to 9"):
             model.answer({"item": np.array([3, wrong])})
+
+
+class Mixed(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.users = Embedding(2)
+
+    def construct(self, user, count):
+        return self.users(user).sum(1) * count.astype(ms.float32)
+
+
+def test_the_program_in_the_folder_refuses_values_that_it_would_change(tmp_path):
+    rows = {"user": np.arange(8), "count": np.arange(8, dtype=np.int32)}
+    trainer = Trainer(Mixed())
+    export_model(trainer, tmp_path / "model", rows, batch=8)
+    model = ExportedModel(tmp_path / "model")
+    np.testing.assert_allclose(model.answer(rows)[0], trainer.predict(rows), atol=1e-6)
+    for column, wrong in (("count", np.full(8, 2**31)), ("count", np.full(8, 0.5)), ("user", np.full(8, "7"))):
+        with pytest.raises(ValueError, match=f"{column} takes int"):
+            model.answer({**rows, column: wrong})
 
 
 @pytest.mark.long
