@@ -183,6 +183,10 @@ class KeptColumns:
 
 
 def _count_rows(predictions: Any) -> int:
+    """Return the rows of the first output that has any."""
+    if isinstance(predictions, list):  # of batches
+        return sum(map(_count_rows, predictions))
     if isinstance(predictions, tuple | dict):
-        return _count_rows(next(iter(predictions.values())) if isinstance(predictions, dict) else predictions[0])
-    return len(predictions)
+        parts = predictions.values() if isinstance(predictions, dict) else predictions
+        return next(filter(None, map(_count_rows, parts)), 0)
+    return len(predictions) if predictions.ndim else 0

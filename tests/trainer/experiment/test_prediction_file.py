@@ -180,6 +180,8 @@ def test_batches_are_joined_with_the_values_that_they_have(tmp_path):
     assert (tmp_path / "e.jsonl").read_text() == f'{{"k": {2**60 + 1}}}\n{{"k": 0.5}}\n{{"k": true}}\n'
     with pytest.raises(DataError, match="several types"):
         write_columns(tmp_path / "e.parquet", batches)
+    with pytest.raises(DataError, match=r"column 'k' has rows of the shapes \[2\] and \[3\]"):
+        write_columns(tmp_path / "f.csv", [{"k": np.zeros((4, width))} for width in (3, 2)])
 
 
 def test_rows_that_the_features_forbid_are_left_out_where_asked(project, expected, capsys):

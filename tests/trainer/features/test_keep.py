@@ -191,3 +191,27 @@ def test_kept_numbers_that_a_feature_rounds_are_reported(caplog):
     assert not caplog.records
     features.transform({"order": [2**60 + 1, None]}, keep=True)
     assert "keep: a feature reads 'order' as a number" in caplog.text
+
+
+class Products(nn.Cell):
+    """The products of all scores, whose width is the batch's, and a number before or after them."""
+
+    def __init__(self, network, number_first):
+        super().__init__()
+        self.network, self.number_first = network, number_first
+
+    def construct(self, *columns):
+        scores = self.network(*columns).reshape(-1)
+        products = scores.expand_dims(1) * scores
+        return (3, products) if self.number_first else (products, 3)
+
+
+def test_rows_are_counted_by_an_output_that_has_them():
+    trainer = make_trainer()
+    trainer.features.fit(TABLE)
+    of_products, of_number = (Trainer(Products(trainer.network, f), features=trainer.features) for f in (False, True))
+    answer = of_products.predict(TABLE, batch_size=64, keep=True)
+    assert [part.shape for part in answer["prediction"][0]] == [(64, 64)] * 4 + [(44, 44)]
+    assert answer["user"].tolist() == KEPT
+    parts = list(of_number.predict(TABLE, batch_size=64, keep=True, stream=True))
+    assert [len(part["user"]) for part in parts] == [64, 64, 64, 64, 44]

@@ -36,7 +36,8 @@ def write_columns(path: Path, batches: Iterable[Columns], empty: str = "predict:
 
     Raises:
         ConfigurationError: PyArrow is missing.
-        DataError: there are no rows, or Parquet cannot hold a column's mixed types or large integers.
+        DataError: there are no rows, rows of a column differ in shape, or Parquet cannot hold a column's mixed types or
+            large integers.
         TrainerError: the file cannot be written.
     """
     temporary, rows = path.with_name(f".{path.name}.{os.getpid()}.tmp"), 0
@@ -84,7 +85,13 @@ def _regrouped(batches: Iterable[Columns]) -> Iterator[Columns]:
 
 
 def _concatenated(parts: list[Columns]) -> Columns:
-    return {name: np.concatenate(exactly_joinable([part[name] for part in parts])) for name in parts[0]}
+    columns = {name: [part[name] for part in parts] for name in parts[0]}
+    for name, arrays in columns.items():
+        shapes = {array.shape[1:] for array in arrays if isinstance(array, np.ndarray)}
+        if len(shapes) > 1:
+            shown = " and ".join(str(list(shape)) for shape in sorted(shapes))
+            raise DataError(f"--output: column {name!r} has rows of the shapes {shown}; a file takes rows of one shape")
+    return {name: np.concatenate(exactly_joinable(arrays)) for name, arrays in columns.items()}
 
 
 class _JsonLines:
