@@ -210,6 +210,7 @@ def evaluation_feed(
     options = FeedOptions(
         check=_check_with_labels(trainer) if own is None else column_checks.ColumnCheck(own, 0),
         rows_column=-trainer.label_count if own is None else 0,
+        weighed=trainer.label_count if own is None and trainer.builder.padded.weighed else 0,
         padded_size=None if filling is None else filling.size_for_evaluation,
         row_weights=filling is not None,
         has_weights=trainer.builder.padded.weighed,

@@ -179,11 +179,15 @@ def test_an_evaluation_in_which_no_row_counts_says_so(caplog):
 
 
 @pytest.mark.parametrize("weight", [-1.0, np.nan, np.inf])
-def test_a_weight_below_0_or_not_finite_is_refused_in_training_too(weight):
+def test_a_weight_below_0_or_not_finite_is_refused_without_metrics_too(weight):
     """A row of a negative weight was left out of the loss, and counted in what divides it."""
     network, features = OneNumber(), Features([Numeric("x")], label="y", weight="w")
     trainer = Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.1), features=features)
     weights = np.ones(12, np.float32)
     weights[9] = weight
-    with pytest.raises(DataError, match=r"weighs the rows and takes finite numbers from 0; received .* in row 3"):
-        trainer.fit((X[:12, :1], X[:12, 1], weights), batch_size=6, shuffle=False, callbacks=[])
+    data = X[:12, :1], X[:12, 1], weights
+    refused = pytest.raises(DataError, match=r"weighs the rows and takes finite numbers from 0; received .* in row 3")
+    with refused:
+        trainer.fit(data, batch_size=6, shuffle=False, callbacks=[])
+    with refused:
+        trainer.evaluate(data, batch_size=6)
