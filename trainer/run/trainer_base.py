@@ -151,6 +151,8 @@ class TrainerBase(TrainedNetwork):
             self._forget_snapshot()
         if self.builder.average is not None and (weights_only or snapshot is None):
             self.builder.average.restart()  # the averages belong to the weights before loading
+        if self.calibrator is not None and (snapshot is None or not part_states(snapshot, "calibration")):
+            self.calibrator.restart()  # it belongs to the weights before loading, too
         if snapshot is not None and not weights_only:
             averages = part_states(snapshot, "averages")
             if self.state.phase is Phase.IDLE:  # a training goes on with averages of its own
@@ -188,6 +190,8 @@ class TrainerBase(TrainedNetwork):
         if Path(path).suffix == ".ckpt":
             self.warn_of_no_rows(Path(path))
         self._forget_snapshot()
+        if self.calibrator is not None:
+            self.calibrator.restart()
         if self.builder.average is not None:
             self.builder.average.restart()
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.csv as pcsv
 import pytest
 import yaml
-from mindspore import nn, ops, set_seed
+from mindspore import nn, ops, save_checkpoint, set_seed
 
 from benchmarks.serve_process import Server
 from callbacks import EMA, Callback, EarlyStopping, ModelCheckpoint
@@ -168,6 +168,25 @@ def test_fit_learns_from_the_validation_of_the_weights_it_keeps(tmp_path):
     answers = made.predict(rows, output="probability", batch_size=4096)
     assert answers.sum() / truth.sum() == pytest.approx(1, abs=0.05)
     assert made.evaluate(valid, batch_size=4096)["calibrated_calibration"] == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.parametrize("verb", ["init_from", "load", "a .ckpt file"])
+def test_weights_of_another_training_have_no_calibration(verb, tmp_path):
+    """Nor is a version published with that of the weights before."""
+    rows, valid = traffic(2_000)[0], traffic(2_000, seed=1)[0]
+    plain = make_trainer(None, network=Numbers)
+    plain.fit(rows, batch_size=512, callbacks=[])
+    plain.save(tmp_path)
+    save_checkpoint(plain.network, str(tmp_path / "plain.ckpt"))
+    made = make_trainer({"min_rows": 10}, network=Numbers)
+    made.fit(rows, valid_dataset=valid, batch_size=512, callbacks=[])
+    assert made.predict(rows, output="probability", batch_size=512).shape == (2_000,)
+    if verb == "init_from":
+        made.init_from(tmp_path)
+    else:
+        made.load(tmp_path if verb == "load" else tmp_path / "plain.ckpt", weights_only=True)
+    with pytest.raises(DataError, match="has too few rows"):
+        made.predict(rows, output="probability", batch_size=512)
 
 
 def test_a_rollback_brings_back_the_calibration_of_the_weights(tmp_path):
