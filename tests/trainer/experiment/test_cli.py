@@ -350,6 +350,13 @@ def test_fit_tests_the_averages_that_evaluate_reads_from_the_run(project, capsys
     assert f"{recorded:.6g}" in capsys.readouterr().out
 
 
+def test_a_record_that_the_experiment_names_is_that_of_the_run(project, capsys):
+    named = project / "recorded.yaml"
+    named.write_text(CONFIG.replace("callbacks.ProgressBar", "callbacks.RunRecord"))
+    assert main(["fit", str(named), "--set", f"run_dir={project / 'recorded'}"]) == 0, capsys.readouterr()
+    assert len(read_record(project / "recorded" / "record.jsonl").series["val/auc"].values) == 2
+
+
 def test_check_runs_nothing(project, monkeypatch, capsys):
     (project / "explosive_of_the_cli_test.py").write_text(
         "class Net:\n    pass\ndef data(part: str):\n    raise AssertionError('check must not read data')\n"

@@ -144,7 +144,8 @@ def _train_in(
             callback.results = False  # the command prints them together with the test results
     if group.is_main:
         note_run_folder(run_dir)
-        callbacks.append(RunRecord(run_dir / run_folder.RECORD))
+        if not any(isinstance(callback, RunRecord) and callback.path is None for callback in callbacks):
+            callbacks.append(RunRecord(run_dir / run_folder.RECORD))
     else:
         run_dir = fetch.scratch_folder("rank")  # all ranks write records, but only those of rank 0 are kept
     seconds_before, resumed = 0.0, None
