@@ -224,9 +224,12 @@ class BatchConversion:
         if self._options.list_types is not None:
             columns = self._options.list_types(columns, names)
         columns, self.names = self.ragged(columns, names, item.lengths if self._options.pads_alike else None)
-        if self._options.weighed:
-            columns = with_finite_inputs(columns, self.names, self._options.weighed)
         item_form = self._check(columns, number, epoch)
+        if self._options.weighed:  # after the check, because the last column may not be the weights
+            columns = with_finite_inputs(columns, self.names, self._options.weighed)
+        problem = self._options.inspect(columns, self.names) if self._options.inspect else None
+        if problem is not None:
+            logger.error("batch %d of epoch %d: %s", number, epoch, problem)
         if self._options.columns is not None:
             columns, item_form = columns[: self._options.columns], item_form[: self._options.columns]
         if self._source.reuses_buffers:
@@ -242,9 +245,6 @@ class BatchConversion:
         if form != self._checked:
             self._check_shapes(columns, number, epoch)
             self._checked = form
-        problem = self._options.inspect(columns, self.names) if self._options.inspect else None
-        if problem is not None:
-            logger.error("batch %d of epoch %d: %s", number, epoch, problem)
         return form
 
     def rows(self, columns: Columns) -> int:

@@ -191,3 +191,12 @@ def test_a_weight_below_0_or_not_finite_is_refused_without_metrics_too(weight):
         trainer.fit(data, batch_size=6, shuffle=False, callbacks=[])
     with refused:
         trainer.evaluate(data, batch_size=6)
+
+
+def test_data_without_the_weights_are_refused_for_the_number_of_columns():
+    """Their last column, the label, is not taken for weights that are negative."""
+    network, features = OneNumber(), Features([Numeric("x")], label="y", weight="w")
+    trainer = Trainer(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.1), features=features)
+    for verb in (trainer.fit, trainer.evaluate):
+        with pytest.raises(DataError, match=r"received 2 columns .* so 3 columns are expected"):
+            verb((X[:12, :1], -abs(X[:12, 1])), batch_size=6)
