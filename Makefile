@@ -25,6 +25,8 @@ COMPILE = $(PY) -m uv pip compile --universal --python-version 3.10 --generate-h
 	--no-emit-index-url --no-emit-find-links --quiet
 # Processes that share the tests. More than two gain little: MindSpore uses every core by itself.
 WORKERS ?= 2
+# Where one of them crashes, the tests end and name the test: with `loadfile`, pytest-xdist waits for ever once it has
+# replaced a process.
 PYTEST = $(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 # MindSpore warns on every start; only its errors matter here.
